@@ -5,6 +5,8 @@ import pytest
 
 from korch.candidate.candidate import Refusal
 from korch.measure.compiler import Builder, is_llvm
+from korch.primitive.ops.linear import ConvAttributes
+from korch.provider.attention import AttentionProvider
 from korch.provider.conv import ConvProvider
 from korch.provider.gemm import GemmProvider
 from korch.provider.generated import GeneratedProvider, stream_bytes
@@ -12,6 +14,7 @@ from korch.provider.tile_kernel import printed_kernel
 from korch.target import LANES, Target
 from korch.testing.kernels import check_kernel, check_offers, load_kernels, offers_of
 from korch.testing.samples import random_arrays
+from korch.tile.ir.growth import UnprintableError
 from korch.tile.ir.parse import parse_program
 from korch.tile.llvm.isa import ISAS
 from korch.tile.llvm.print import print_llvm, refusal
@@ -19,6 +22,7 @@ from korch.tile.lower.staging import Machine
 from tests.provider.onednn_groups import Graph as LinearGraph
 from tests.provider.onednn_groups import conv_group
 from tests.tile.test_cpp import check_specials, spans
+from tests.tile.test_ends import attention
 from tests.tile.tile_groups import FAMILIES, Graph, random_groups
 
 
@@ -99,28 +103,62 @@ def contractions(n):
     return [*groups, conv_group((1, 20, 9, 11), (24, 20, 3, 3)), conv_group((2, 3, 12, 12), (2 * n, 3, 5, 5))]
 
 
-def test_contractions(own_target, builder, rng):
+def depthwise(x, w, stride=1, pad=0, dilation=1):
+    """A depthwise convolution with steps after it."""
+    g, rank = LinearGraph(), len(x) - 2
+    attributes = ConvAttributes((stride,) * rank, (pad,) * rank, (pad,) * rank, (dilation,) * rank, x[1])
+    return g.group(g.with_number("max", g.add("conv", [g.tensor(*x), g.weights(*w)], attributes), 0.0))
+
+
+def windows():
+    """Windows that reach beyond an image by less and by more than a tile, of one and of several vectors of channels."""
+    return [
+        depthwise((1, 40, 14, 14), (40, 1, 3, 3), pad=1),
+        depthwise((2, 17, 9, 11), (17, 1, 5, 5), stride=2, pad=2),
+        depthwise((1, 16, 9, 5), (16, 1, 3, 3), pad=2, dilation=3),
+        depthwise((1, 5, 3, 40), (5, 1, 3, 7), pad=6),
+        depthwise((1, 33, 3, 4, 5), (33, 1, 2, 3, 3), pad=1),
+        depthwise((1, 8, 1, 1), (8, 1, 3, 3), pad=1),
+        conv_group((1, 3, 30, 30), (20, 3, 3, 3)),
+        conv_group((1, 3, 7, 7), (40, 3, 3, 3)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("providers", "groups"),
+    [
+        ((GemmProvider(), ConvProvider()), contractions(16)),
+        ((ConvProvider(),), windows()),
+        ((AttentionProvider(),), [attention(40, 50, False), attention(3, 300, False), attention(13, 1100, True)]),
+    ],
+    ids=("products", "windows", "attention"),
+)
+def test_contractions(providers, groups, own_target, builder, rng):
     if own_target.lanes != 16:
         pytest.skip("contractions are printed for AVX-512 only")
     checked = []
-    for provider in (GemmProvider(), ConvProvider()):
-        groups = [g for g in contractions(16) if not isinstance(provider.offer(g, own_target), Refusal)]
-        for group, offer, kernel in offers_of(provider, groups, own_target):
+    for provider in providers:
+        own = [g for g in groups if not isinstance(provider.offer(g, own_target), Refusal)]
+        for group, offer, kernel in offers_of(provider, own, own_target):
             if kernel.program is not None and not refusal(kernel.program, own_target):
                 printed = printed_kernel(kernel.program, print_llvm(kernel.program, group.text, own_target))
                 checked.append((group, offer, printed))
+                assert is_llvm(printed.source)
     library = load_kernels([kernel for *_, kernel in checked], builder)
     for group, offer, kernel in checked:
         check_kernel(kernel, group, offer, random_arrays(rng, group.input_types), builder, library)
-    assert len(checked) >= 8
+    assert len(checked) >= 5
+
+
+def test_a_parameter_without_a_count_is_refused():
+    text = "parameter n: 1..4\nbuffer i: input f32[4]\nbuffer o: output f32[4]\nstage\n"
+    with pytest.raises(UnprintableError, match="parameter n is known at run time only"):
+        print_llvm(parse_program(text), "", Target())
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [
-        ("parameter n: 1..4\nbuffer i: input f32[4]\nbuffer o: output f32[4]\nstage\n", "parameters"),
-        ("buffer i: input f32[4]\nbuffer o: output f32[4] panels(4, 4)\nstage\n", "the layout of buffer o"),
-    ],
+    [("buffer i: input f32[4]\nbuffer o: output f32[4] panels(4, 4)\nstage\n", "the layout of buffer o")],
 )
 def test_what_is_not_printed_yet(text, reason):
     assert refusal(parse_program(text), Target()) == reason

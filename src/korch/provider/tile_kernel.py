@@ -14,7 +14,7 @@ from korch.target import Target
 from korch.tile.analysis.shares import by_rows, shares_of
 from korch.tile.check.check import check_program
 from korch.tile.cpp.print import PrintedCpp, print_cpp
-from korch.tile.ir.parameters import PART, by_outer, parametric
+from korch.tile.ir.parameters import PART, by_outer, parametric, whole
 from korch.tile.ir.program import Contract, Load, Stage, TileProgram, ranges_of
 from korch.tile.llvm.print import REGION, PrintedLlvm, print_llvm, refusal
 from korch.tile.lower.loops import is_across
@@ -84,7 +84,7 @@ def _is_faster_in_cpp(program: TileProgram) -> bool:
 
     These are passes that transpose squares of several loads. Contractions were not compared on enough shapes yet.
     """
-    for stage in program.stages:
+    for stage in whole(program).stages:
         for loops, step in stage.leaves:
             if isinstance(step, Contract):
                 return True

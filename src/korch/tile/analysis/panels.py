@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from korch.tile.ir.index import Expr, Ranges, add, bounds, quotient, remainder, scale
-from korch.tile.ir.program import Buffer, Panels, Pass, TileProgram, refused
+from dataclasses import dataclass, replace
+
+from korch.tile.ir.index import Expr, Ranges, add, bounds, constant, quotient, remainder, scale, substitute, var
+from korch.tile.ir.passes import map_indices
+from korch.tile.ir.program import Axis, Buffer, Panels, Pass, Sink, Stage, TileProgram, parts_of, ranges_of, refused
 
 
 def panels(buffer: Buffer) -> Panels | None:
@@ -11,7 +14,70 @@ def panels(buffer: Buffer) -> Panels | None:
     return next((layout for layout in buffer.layout if isinstance(layout, Panels)), None)
 
 
-def panel_width(program: TileProgram, pass_: Pass) -> int:
+@dataclass(frozen=True, slots=True)
+class PanelPass:
+    """A pass over the columns of one panel.
+
+    Attributes:
+        axis: the loop over panels.
+        block: the variable with the panel's number among those of all tasks.
+        number: its value.
+        pass_: the pass, whose stores have offsets in memory.
+    """
+
+    axis: Axis
+    block: str
+    number: Expr
+    pass_: Pass
+
+
+def by_panel(program: TileProgram, pass_: Pass, grid: tuple[Axis, ...]) -> PanelPass | None:
+    """Return a pass that writes panels as one over each panel; None if it writes plain rows.
+
+    Raises:
+        InvalidGraphError: it does not write whole rows of panels.
+    """
+    width = _panel_width(program, pass_)
+    if width == 0:
+        return None
+    vector = next((axis for axis in pass_.axes if axis.name == pass_.vector), None)
+    if vector is None or pass_.is_reduction or vector.extent % width:
+        raise refused("panels are written by passes along whole rows of them only")
+    name, count = vector.name, vector.extent // width
+    panel, block = f"{name}_panel", f"{name}_block"
+    outer, inner, number = Axis(panel, count), Axis(name, width), var(panel)
+    if vector.ragged is not None:
+        around, total = vector.ragged
+        outer = Axis(panel, count, ragged=(around, parts_of(total, width, program.parameter_ranges)))
+        inner = Axis(name, width, ragged=(block, total))
+        number = add(scale(var(around), count), number)
+    return PanelPass(outer, block, number, _in_panels(program, pass_, vector, inner, (*grid, outer)))
+
+
+def _in_panels(program: TileProgram, pass_: Pass, vector: Axis, inner: Axis, grid: tuple[Axis, ...]) -> Pass:
+    """Return the pass over the columns of one panel; the last axis of the grid is that of panels."""
+    axes, panel = tuple(inner if axis is vector else axis for axis in pass_.axes), grid[-1].name
+    ranges = ranges_of(Stage(grid, ()), replace(pass_, axes=axes))
+    moves = {vector.name: add(scale(var(panel), inner.extent), var(vector.name))}
+
+    def moved(expr: Expr) -> Expr:
+        return substitute(expr, moves, ranges)
+
+    def sink_of(sink: Sink) -> Sink:
+        buffer = program.buffer(sink.buffer)
+        layout = panels(buffer)
+        if layout is None:
+            return replace(sink, index=moved(sink.index))
+        if sink.index.coefficient(vector.name) != 1:
+            raise refused(f"buffer {buffer.name} is not written along its panels")
+        row = substitute(sink.index, {vector.name: constant(0)}, ranges)
+        step, place = buffer.size // layout.columns * layout.width, in_group(buffer, layout, row, ranges)
+        return replace(sink, index=add(scale(var(panel), step), place, scale(var(vector.name), layout.group)))
+
+    return replace(map_indices(pass_, moved), axes=axes, sinks=tuple(map(sink_of, pass_.sinks)))
+
+
+def _panel_width(program: TileProgram, pass_: Pass) -> int:
     """Return the width of the panels that a pass writes; 0 if it writes plain rows (one panel without groups)."""
     layouts = (panels(program.buffer(sink.buffer)) for sink in pass_.sinks)
     widths = {each.width for each in layouts if each and (each.width < each.columns or each.group > 1)}

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from korch.system.alignment import round_up
 from korch.tile.analysis.panels import panels, strips
 from korch.tile.analysis.sums import batches_of, tails_of
+from korch.tile.analysis.windows import row_of_window, rows_of_window
 from korch.tile.cpp.loops import print_ends
 from korch.tile.cpp.numbers import argument, number
 from korch.tile.cpp.text import CppWriter
 from korch.tile.ir.index import Ranges
-from korch.tile.ir.program import PAIR, Axis, Buffer, Contract, Inside, Panels, refused
+from korch.tile.ir.program import PAIR, Buffer, Contract, Panels, refused
 
 
 def lane_contraction(
@@ -63,7 +64,7 @@ def window_contraction(step: Contract, second: Buffer, lanes: int, a: Mapping[st
     is_packed = layout is not None and (layout.width, layout.group) == (lanes, 1)
     if layout is None or not is_packed or not is_beside or places.ragged or registers is None:
         raise refused("of windows, only channels side by side and weights in panels of one vector can be printed")
-    stride, dilation, unit, before, width = _row(step, a)
+    stride, dilation, unit, before, width = row_of_window(step, a)
     over = (places.extent - 1) * stride + (last.extent - 1) * dilation + 1 - before - width
     panel = second.size // layout.columns * lanes
     row, behind = a[taps[-2].name] or 1, sum((axis.extent - 1) * a[axis.name] for axis in taps[:-1])
@@ -94,18 +95,13 @@ def dense_contraction(step: Contract, second: Buffer, lanes: int, a: Mapping[str
         raise refused("of windows of one image for all columns, only weights in panels can be printed")
     steps = (b[taps[-1].name], *strips(second, registers.vectors, lanes, 1))
     sizes = (lanes, min(registers.rows, places.extent), registers.vectors, places.extent, taps[-1].extent)
-    return f"korch::DenseContraction<{', '.join(map(str, (*sizes, *_row(step, a), *steps)))}>"
+    return f"korch::DenseContraction<{', '.join(map(str, (*sizes, *row_of_window(step, a), *steps)))}>"
 
 
 def print_rows(out: CppWriter, step: Contract, ranges: Ranges, a: Mapping[str, int], b: Mapping[str, int]) -> str:
     """Print the function that visits those rows of a window that are inside the image; return its name."""
-    *outer, _ = step.axes[2:]
-    ends = []
-    for axis in outer:
-        own = tuple(guard for guard in step.where if axis.name in guard.expr.variables)
-        if any(_others(step, guard, axis) for guard in own):
-            raise refused("a guard of a window turns on two axes of it")
-        ends.append(print_ends(out, axis, own, ranges))
+    outer = rows_of_window(step)
+    ends = [print_ends(out, axis, guards, ranges) for axis, guards in outer.items()]
     name = f"rows{out.lambdas}"
     out.lambdas += 1
     out.open(f"const auto {name} = [=](const auto& turn) __attribute__((always_inline))")
@@ -115,49 +111,6 @@ def print_rows(out: CppWriter, step: Contract, ranges: Ranges, a: Mapping[str, i
     out.line(f"  turn({', '.join(places)});")
     out.close("};")
     return name
-
-
-def _others(step: Contract, guard: Inside, axis: Axis) -> bool:
-    """Return whether a guard depends on other axes of the contraction, or does not grow with `axis`."""
-    others = {other.name for other in step.axes} - {axis.name}
-    return bool(guard.expr.variables & others) or (guard.expr.coefficient(axis.name) or 0) <= 0
-
-
-def _row(step: Contract, a: Mapping[str, int]) -> tuple[int, int, int, int, int]:
-    """Return stride, dilation and unit of the last axis of a window, zeros before a row, and the elements of a row.
-
-    Raises:
-        InvalidGraphError: the guards do not match the steps in memory.
-    """
-    places, _, *_, last = step.axes
-    stride, dilation, before, width = _guarded_row(step, a)
-    unit = a[places.name] // stride or a[last.name] // dilation or 1
-    if (a[places.name], a[last.name]) != tuple(
-        n * unit if axis.extent > 1 else 0 for n, axis in ((stride, places), (dilation, last))
-    ):
-        raise refused("the guards of a window and its places in memory differ")
-    return stride, dilation, unit, before, width
-
-
-def _guarded_row(step: Contract, a: Mapping[str, int]) -> tuple[int, int, int, int]:
-    """Return stride and dilation of the last axis of a window, zeros before a row, and the elements of a row."""
-    places, _, *_, last = step.axes
-    own = {places.name, last.name}
-    guards = [guard for guard in step.where if guard.expr.variables & own]
-    if not guards:
-        unit = math.gcd(a[places.name], a[last.name]) or 1
-        stride, dilation = (max(a[axis.name] // unit, 1) for axis in (places, last))
-        return stride, dilation, 0, (places.extent - 1) * stride + (last.extent - 1) * dilation + 1
-    slopes = {tuple(guard.expr.coefficient(axis.name) for axis in (places, last)) for guard in guards}
-    known = [n for n in slopes.pop() if n is not None]
-    if slopes or len(known) != 2 or any(guard.expr.variables - own for guard in guards):
-        raise refused("a guard of a window turns on more than a row of it")
-    stride, dilation = known
-    low, high = (
-        max(guard.low - guard.expr.constant for guard in guards),
-        min(guard.high - guard.expr.constant for guard in guards),
-    )
-    return max(stride, 1), max(dilation, 1), low, max(high - low, 0)
 
 
 def axes_around(step: Contract) -> tuple[str, str]:

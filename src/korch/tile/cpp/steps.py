@@ -9,7 +9,7 @@ from typing import assert_never
 
 from korch.system.alignment import round_up
 from korch.tile.analysis.axes import Steps, even_step, joined
-from korch.tile.analysis.panels import in_group, in_rows, panel_width, panels, strips
+from korch.tile.analysis.panels import by_panel, in_rows, panels, strips
 from korch.tile.analysis.registers import BYTE_REGISTERS, FEW_BYTE_REGISTERS, FEW_REGISTERS, REGISTERS
 from korch.tile.analysis.stages import tile_bytes
 from korch.tile.analysis.sums import Sums, batches_of, is_by_lanes, kept_guards, leaves_out, sides_of, sums_of, tails_of
@@ -30,8 +30,7 @@ from korch.tile.cpp.split_operands import (
 )
 from korch.tile.cpp.text import CppWriter, loop_end
 from korch.tile.cpp.tiles import byte_tiles
-from korch.tile.ir.index import Expr, add, constant, scale, substitute, var
-from korch.tile.ir.passes import map_indices
+from korch.tile.ir.index import add, constant, scale, substitute, var
 from korch.tile.ir.program import (
     QUAD,
     At,
@@ -43,12 +42,9 @@ from korch.tile.ir.program import (
     Pass,
     Product,
     Registers,
-    Sink,
     Stage,
     Step,
     TileProgram,
-    parts_of,
-    ranges_of,
     refused,
 )
 from korch.tile.lower.buffers import LINE_BYTES
@@ -123,49 +119,16 @@ class StepPrinter:
         return found
 
     def _pass(self, pass_: Pass, grid: tuple[Axis, ...]) -> PassPrinter | _Panel:
-        width = panel_width(self.out.program, pass_)
-        if width == 0:
+        found = by_panel(self.out.program, pass_, grid)
+        if found is None:
             is_plain = all(isinstance(step, Pass) for step in self.stage.steps)
             return self._printer(self.stage if is_plain else Stage(grid, (pass_,)), pass_)
-        vector = next((axis for axis in pass_.axes if axis.name == pass_.vector), None)
-        if vector is None or pass_.is_reduction or vector.extent % width:
-            raise refused("panels are written by passes along whole rows of them only")
-        name, count = vector.name, vector.extent // width
-        panel, block = f"{name}_panel", f"{name}_block"
-        outer, inner = Axis(panel, count), Axis(name, width)
-        if vector.ragged is not None:
-            grid_name, total = vector.ragged
-            outer = Axis(panel, count, ragged=(grid_name, parts_of(total, width, self.out.program.parameter_ranges)))
-            inner = Axis(name, width, ragged=(block, total))
-        before = f"{number(count)} * {vector.ragged[0]} + {panel}" if vector.ragged is not None else panel
-        own = Stage((*grid, outer), (self._in_panels(pass_, vector, inner, panel, (*grid, outer)),))
-        return _Panel(outer, f"[[maybe_unused]] const long {block} = {before};", self._printer(own, own.passes[0]))
+        block = f"[[maybe_unused]] const long {found.block} = {self.out.expr(found.number)};"
+        return _Panel(found.axis, block, self._printer(Stage((*grid, found.axis), (found.pass_,)), found.pass_))
 
     def _printer(self, stage: Stage, pass_: Pass) -> PassPrinter:
         self.printers.append(PassPrinter(self.out, stage, pass_, self.given))
         return self.printers[-1]
-
-    def _in_panels(self, pass_: Pass, vector: Axis, inner: Axis, panel: str, grid: tuple[Axis, ...]) -> Pass:
-        """Return the pass over the columns of one panel."""
-        axes = tuple(inner if axis is vector else axis for axis in pass_.axes)
-        ranges = ranges_of(Stage(grid, ()), replace(pass_, axes=axes))
-        moves = {vector.name: add(scale(var(panel), inner.extent), var(vector.name))}
-
-        def moved(expr: Expr) -> Expr:
-            return substitute(expr, moves, ranges)
-
-        def sink_of(sink: Sink) -> Sink:
-            buffer = self.out.program.buffer(sink.buffer)
-            layout = panels(buffer)
-            if layout is None:
-                return replace(sink, index=moved(sink.index))
-            if sink.index.coefficient(vector.name) != 1:
-                raise refused(f"buffer {buffer.name} is not written along its panels")
-            row = substitute(sink.index, {vector.name: constant(0)}, ranges)
-            step, place = buffer.size // layout.columns * layout.width, in_group(buffer, layout, row, ranges)
-            return replace(sink, index=add(scale(var(panel), step), place, scale(var(vector.name), layout.group)))
-
-        return replace(map_indices(pass_, moved), axes=axes, sinks=tuple(map(sink_of, pass_.sinks)))
 
     def _print(self, nodes: Sequence[Node], grid: tuple[Axis, ...]) -> None:
         for node in nodes:

@@ -278,6 +278,9 @@ class ContractPrinter:
 
         emit.loop(emit.index(0), whole, at_once, block)
         left = emit.add(count, emit.times(whole, -1))
+        if any(isinstance(axis.ragged[1], Expr) for axis in self.rows if axis.ragged):
+            emit.in_halves(whole, count, at_once // 2, block)
+            return
         for tail in tails_of(self.rows, at_once):
             is_own = (
                 constant("i1", left.number == tail)

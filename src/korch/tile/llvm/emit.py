@@ -349,17 +349,32 @@ class Emit:
         carried: tuple[SsaValue, ...],
     ) -> tuple[SsaValue, ...]:
         """Print a loop that has at least one iteration."""
+
+        def turn(i: SsaValue, *own: SsaValue) -> tuple[SsaValue, ...]:
+            results = tuple(body(i, *own) or ())
+            following = self.pure("i64", 1, f"add nuw nsw {i.typed}, {step}", i, floor=self.depth)
+            more = self.pure("i1", 1, f"icmp slt {following.typed}, {end.text}", following, floor=self.depth)
+            return more, following, *results
+
+        return self.repeat(turn, begin, *carried)[1:]
+
+    def repeat(self, body: Callable[..., tuple[SsaValue, ...]], *carried: SsaValue) -> tuple[SsaValue, ...]:
+        """Print a loop that runs at least once; return what its last iteration returns.
+
+        Args:
+            body: prints an iteration, given what the one before returned; returns whether another one follows, then as
+                many values as it gets.
+            carried: what the first iteration gets.
+        """
         outer, label = self._scopes[-1], f"l{self.name()[1:]}"
         scope = _Scope(label)
         self._scopes.append(scope)
-        inner = [SsaValue(self.name(), value.kind, value.lanes, self.depth) for value in (begin, *carried)]
-        results = tuple(body(*inner) or ())
-        following = self.pure("i64", 1, f"add nuw nsw {inner[0].typed}, {step}", inner[0], floor=self.depth)
-        more = self.pure("i1", 1, f"icmp slt {following.typed}, {end.text}", following, floor=self.depth)
+        inner = [SsaValue(self.name(), value.kind, value.lanes, self.depth) for value in carried]
+        more, *results = body(*inner)
         self._scopes.pop()
         phis = [
             f"  {own.text} = phi {own.type} [ {first.text}, %{outer.label} ], [ {last.text}, %{scope.label} ]"
-            for own, first, last in zip(inner, (begin, *carried), (following, *results), strict=True)
+            for own, first, last in zip(inner, carried, results, strict=True)
         ]
         after = f"{label}e"
         self._extend(
@@ -373,6 +388,27 @@ class Emit:
         )
         outer.label = after
         return tuple(SsaValue(v.text, v.kind, v.lanes, max(self.depth, 0)) if v.text[0] == "%" else v for v in results)
+
+    def in_halves(self, begin: SsaValue, end: SsaValue, size: int, body: Callable[[SsaValue, int], None]) -> None:
+        """Print what runs a body for fewer than 2 `size` indices, in steps of `size` and of half as many each.
+
+        Args:
+            begin: the first index.
+            end: the index at which it ends, known at run time only.
+            size: the size of the largest step.
+            body: prints the code for some indices, given the first one and how many they are.
+        """
+        if size <= 1:
+            self.loop(begin, end, 1, lambda i: body(i, 1))
+            return
+
+        def run() -> tuple[SsaValue]:
+            body(begin, size)
+            return (self.add(begin, self.index(size)),)
+
+        fits = self.test("icmp sge", self.add(end, self.times(begin, -1)), self.index(size))
+        (following,) = self.branch(fits, run, lambda: (begin,))
+        self.in_halves(following, end, size // 2, body)
 
     def branch(
         self,

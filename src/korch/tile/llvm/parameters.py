@@ -7,7 +7,7 @@ from functools import reduce
 from korch.ranges.live import Count
 from korch.tile.ir.program import Parameter
 from korch.tile.llvm.emit import Emit, SsaValue
-from korch.tile.llvm.index import ROW_TABLE, Env
+from korch.tile.llvm.index import Env
 
 ROWS_BEHIND = 64
 """Kernels that compute rows in blocks may look up this many entries of the row table beyond the last row."""
@@ -44,7 +44,7 @@ def share_of(emit: Emit, count: SsaValue, me: SsaValue, threads: SsaValue, unit:
     return first if unit == 1 else emit.least(first, count)
 
 
-def placed_rows(emit: Emit, part: Parameter, first: SsaValue, most: int, env: Env) -> tuple[SsaValue, Env]:
+def placed_rows(emit: Emit, part: Parameter, first: SsaValue, most: int, env: Env) -> tuple[SsaValue, SsaValue]:
     """Print the table of the positions of rows relative to a first one, each group having `part` of its rows.
 
     Args:
@@ -55,7 +55,7 @@ def placed_rows(emit: Emit, part: Parameter, first: SsaValue, most: int, env: En
         env: the values of the parameters.
 
     Returns:
-        The first row's position, and the variables with the table.
+        The first row's position, and the address of the table.
     """
     size, count, whole = most + ROWS_BEHIND, env[part.name], emit.index(part.high)
     table = emit.array("i32", size)
@@ -70,4 +70,4 @@ def placed_rows(emit: Emit, part: Parameter, first: SsaValue, most: int, env: En
         return emit.select(is_end, emit.index(0), following), emit.select(is_end, emit.add(gap, missing), gap)
 
     emit.loop(emit.index(0), emit.index(size), 1, row, inside, emit.index(0))
-    return place, {**env, ROW_TABLE: SsaValue(table.text, "ptr", depth=emit.depth)}
+    return place, SsaValue(table.text, "ptr", depth=emit.depth)

@@ -16,7 +16,7 @@ from korch.primitive.types import DType
 from korch.ranges.live import Count
 from korch.system.content_name import content_name
 from korch.target import Target
-from korch.tile.analysis.panels import panels
+from korch.tile.analysis.panels import by_panel, panels
 from korch.tile.analysis.shares import PLACE, Shares, by_rows, shares_of
 from korch.tile.analysis.stages import (
     SERIAL_POINTS,
@@ -47,15 +47,16 @@ from korch.tile.ir.program import (
     written_by,
 )
 from korch.tile.llvm.arithmetic import KIND, OPS, is_signed
-from korch.tile.llvm.contract import ContractPrinter, refused_contraction
 from korch.tile.llvm.emit import Emit, SsaValue, constant
-from korch.tile.llvm.index import Env, end_of, index_of
+from korch.tile.llvm.index import ROW_TABLE, Env, end_of, index_of
 from korch.tile.llvm.isa import ISAS, Isa
 from korch.tile.llvm.memory import stored_kind
 from korch.tile.llvm.nest import NestPrinter
 from korch.tile.llvm.parameters import counted, placed_rows, share_of
 from korch.tile.llvm.points import KernelContext
+from korch.tile.llvm.sort import print_order
 from korch.tile.llvm.stream import end_streams
+from korch.tile.llvm.windows import contract_printer, refused_step
 from korch.tile.lower.buffers import places_in_memory
 
 MARK = "; LLVM IR for "
@@ -97,19 +98,16 @@ def refusal(program: TileProgram, target: Target) -> str:
     program = whole(program)
     if target.isa not in ISAS:
         return f"the instruction set {target.isa}"
-    if program.is_sorted:
-        return "sorted rows"
     for buffer in program.buffers:
-        if buffer.layout and not (
-            buffer.level is Level.INPUT and panels(buffer) is not None and len(buffer.layout) == 1
-        ):
+        is_panel = buffer.level is not Level.OUTPUT and panels(buffer) is not None
+        if buffer.layout and not (is_panel and len(buffer.layout) == 1):
             return f"the layout of buffer {buffer.name}"
         if buffer.dtype not in KIND:
             return f"elements of type {buffer.dtype.value}"
     for stage in program.stages:
         for _, step in stage.leaves:
             if isinstance(step, Contract):
-                if reason := refused_contraction(program, step, target.lanes):
+                if reason := refused_step(program, step, target.lanes):
                     return reason
                 continue
             if any(panels(program.buffer(op.buffer)) for op in step.ops if isinstance(op, Load)):
@@ -236,11 +234,16 @@ class _Printer:
             if shares is not None:
                 self._moved(stage, shares, begin, end, env)
             else:
-                grid = self.grids[i]
-                emit.loop(begin, end, 1, lambda task: self._steps(stage.steps, stage.grid, self._grid(grid, task, env)))
+                emit.loop(begin, end, 1, lambda task: self._run(stage, self.grids[i], task, env))
             if self.context.streamed & written_by(stage.steps) and self.isa.is_x86:
                 end_streams(emit)
             emit.effect("ret void")
+
+    def _run(self, stage: Stage, grid: Sequence[Axis], task: SsaValue, env: Env) -> None:
+        """Print a task."""
+        if stage.sort is not None:
+            print_order(self.context, stage.sort, task)
+        self._steps(stage.steps, stage.grid, self._grid(grid, task, env))
 
     def _large(self, stage: Stage) -> list[Buffer]:
         """Return the tiles of a stage that are in the workspace."""
@@ -286,8 +289,8 @@ class _Printer:
             left = emit.add(emit.least(env[name], end), emit.times(first, -1))
             own, place = {**env, **{axis.name: emit.index(0) for axis in grid}}, first
             if self.part is not None:
-                place, own = placed_rows(emit, self.part, first, shares.most, own)
-                own = {**own, PLACE: place}
+                place, own[ROW_TABLE] = placed_rows(emit, self.part, first, shares.most, env)
+                own[PLACE] = place
             bases, sizes = dict(context.bases), dict(context.sizes)
             for moved, step in shares.steps.items():
                 context.bases[moved] = emit.place(context.kinds[moved], bases[moved], emit.times(place, step))
@@ -315,11 +318,24 @@ class _Printer:
             if isinstance(step, Loop):
                 self._loop(step, grid, env)
             elif isinstance(step, Sums):
-                ContractPrinter(self.context, step, grid, env).run()
+                contract_printer(step)(self.context, step, grid, env).run()
             elif isinstance(step, Pass):
-                stage = next((s for s in self.program.stages if step in s.steps), Stage(grid, (step,)))
-                is_plain = all(isinstance(other, Pass) for other in stage.steps)
-                NestPrinter(self.context, stage if is_plain else Stage(grid, (step,)), step, env).run()
+                self._pass(step, grid, env)
+
+    def _pass(self, step: Pass, grid: tuple[Axis, ...], env: Env) -> None:
+        emit, found = self.emit, by_panel(self.program, step, grid)
+        if found is None:
+            stage = next((s for s in self.program.stages if step in s.steps), Stage(grid, (step,)))
+            is_plain = all(isinstance(other, Pass) for other in stage.steps)
+            NestPrinter(self.context, stage if is_plain else Stage(grid, (step,)), step, env).run()
+            return
+
+        def panel(i: SsaValue) -> None:
+            own = {**env, found.axis.name: i}
+            own[found.block] = index_of(emit, found.number, own)
+            NestPrinter(self.context, Stage((*grid, found.axis), (found.pass_,)), found.pass_, own).run()
+
+        emit.loop(emit.index(0), end_of(emit, found.axis, found.axis.extent, env), 1, panel)
 
     def _loop(self, step: Loop, grid: tuple[Axis, ...], env: Env) -> None:
         emit, axis = self.emit, step.axis
