@@ -7,14 +7,14 @@ from korch.tile.ir.program import Registers
 BYTE_REGISTERS = {16: Registers(12, 2), 8: Registers(6, 2)}
 """The default register blocking of a contraction of bytes, by number of lanes."""
 
-
 FEW_BYTE_REGISTERS = Registers(4, 2)
 """The default for other numbers of lanes: widened terms need registers, too."""
-
 
 REGISTERS = {16: Registers(12, 2)}
 """The default register blocking of a contraction, by number of lanes: there are 32 registers of 16 lanes."""
 
-
 FEW_REGISTERS = Registers(6, 2)
 """The default for other numbers of lanes, with at least 16 registers."""
+
+LONG_BLOCK = 1024
+"""The number of vector multiply-adds that take about as long as fetching a line from memory."""

@@ -10,7 +10,7 @@ from typing import assert_never
 from korch.system.alignment import round_up
 from korch.tile.analysis.axes import Steps, even_step, joined
 from korch.tile.analysis.panels import by_panel, in_rows, panels, strips
-from korch.tile.analysis.registers import BYTE_REGISTERS, FEW_BYTE_REGISTERS, FEW_REGISTERS, REGISTERS
+from korch.tile.analysis.registers import BYTE_REGISTERS, FEW_BYTE_REGISTERS, FEW_REGISTERS, LONG_BLOCK, REGISTERS
 from korch.tile.analysis.stages import tile_bytes
 from korch.tile.analysis.sums import Sums, batches_of, is_by_lanes, kept_guards, leaves_out, sides_of, sums_of, tails_of
 from korch.tile.cpp.axes import rows_type, turns_type
@@ -48,9 +48,6 @@ from korch.tile.ir.program import (
     refused,
 )
 from korch.tile.lower.buffers import LINE_BYTES
-
-LONG_BLOCK = 1024
-"""The number of vector multiply-adds that take about as long as fetching a line from memory."""
 
 
 @dataclass(frozen=True)

@@ -1,111 +1,67 @@
-"""Prints contractions of float32: blocks of rows and vectors of columns whose sums stay in registers.
+"""Prints contractions: blocks of rows and vectors of columns whose sums stay in registers.
 
-A block is the declared instruction `SumBlock`: it says how many rows and vectors it has and where its operands are. The
-pass of zeros before a contraction and the pass that takes its sums are part of the block.
+The pass of zeros before a contraction and the pass that takes its sums are part of the blocks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from korch.tile.analysis.axes import Steps, even_step, joined
+from korch.tile.analysis.axes import even_step, joined
 from korch.tile.analysis.panels import in_rows, panels, strips
-from korch.tile.analysis.registers import FEW_REGISTERS, REGISTERS
-from korch.tile.analysis.sums import Sums, batches_of, by_row, is_by_lanes, kept_guards, leaves_out, sides_of, tails_of
-from korch.tile.ir.index import Expr, Ranges, substitute, vector_step
+from korch.tile.analysis.registers import FEW_REGISTERS, LONG_BLOCK, REGISTERS
+from korch.tile.analysis.sums import Sums, batches_of, is_by_lanes, kept_guards, leaves_out, sides_of, tails_of
+from korch.tile.ir.index import Expr, Ranges, add, scale, substitute, var
 from korch.tile.ir.index import constant as number
-from korch.tile.ir.program import At, Axis, Contract, Level, Load, Product, Stage, TileProgram, refused
+from korch.tile.ir.program import At, Axis, Contract, Level, Product, TileProgram, refused
+from korch.tile.llvm.block import LINE_BYTES, BlockPrinter, Lines, OperandSide, SumBlock
 from korch.tile.llvm.emit import SsaValue, array, constant
-from korch.tile.llvm.functions import fused
 from korch.tile.llvm.index import Env, address, condition, end_of
-from korch.tile.llvm.memory import Place
-from korch.tile.llvm.points import KernelContext, PointPrinter, PointVector
+from korch.tile.llvm.points import KernelContext
+from korch.tile.llvm.sums import SumsPrinter
 
-LINE_BYTES = 64
 STREAM_BYTES = 16384
 """The prefetch distance if the second operand is read contiguously and only once."""
 
-UNROLLED, MOST_UNROLLED = 16, 90
-"""Up to UNROLLED adjacent terms are unrolled if they have at most MOST_UNROLLED multiply-adds."""
 
-UNROLL = 4
-"""Otherwise, this number of terms is unrolled."""
-
-OPERANDS = 4
-"""The size of an element of an operand in bytes."""
-
-
-def refused_contraction(program: TileProgram, step: Contract, lanes: int) -> str:
+def refused_contraction(program: TileProgram, step: Contract) -> str:
     """Return why a contraction is not printed yet; "" if it is."""
     operands = [program.buffer(at.buffer) for at in (step.out, step.a, step.b)]
     if step.product is not Product.F32 or any(buffer.dtype.value != "f32" for buffer in operands):
         return f"contractions by {step.product.value}"
     if step.rescale is not None or step.factor is not None or leaves_out(step) or is_by_lanes(step):
         return "contractions of windows, or with factors"
-    if {*step.where} - {*kept_guards(step)} or lanes != max(REGISTERS):
-        return "contractions with guards, or for few lanes"
-    if sides_of(step)[1].extent == 1:
-        return "contractions of one column"
+    if {*step.where} - {*kept_guards(step)}:
+        return "contractions with guards"
     first, second = operands[1:]
     if panels(first) is not None or any(axis.ragged for axis in step.axes if axis.is_reduced):
         return "contractions of panels on both sides, or with terms that are cut"
+    if sides_of(step)[1].extent == 1:
+        return ""
     return (
         "" if panels(second) is not None or step.b.index.coefficient(sides_of(step)[1].name) == 1 else "strided columns"
     )
 
 
-class SumsPrinter(PointPrinter):
-    """Prints what takes a vector of sums."""
-
-    def step_of(self, index: Expr, points: PointVector) -> int | None:
-        """Return the step between adjacent lanes: a vector begins at a multiple of the lanes."""
-        return vector_step(index, points.variable, self.context.lanes)
-
-    def place(self, buffer: str, index: Expr, env: Mapping[str, SsaValue]) -> Place:
-        """Print the address of an element, which is read after the multiply-adds: they need all registers."""
-        return replace(super().place(buffer, index, env), floor=self.emit.depth)
-
-    def take(self, sums: SsaValue, points: PointVector, buffer: str) -> None:
-        """Print the operations on a vector of sums, and their stores."""
-        self.squares = {op.name: sums for op in self.pass_.ops if isinstance(op, Load) and op.buffer == buffer}
-        values = self.values(points)
-        for sink in self.pass_.sinks:
-            self.store(sink.buffer, sink.index, values[sink.value], points)
-
-
 @dataclass(frozen=True)
-class OperandSide:
-    """An operand: the address of its first element, and its memory steps along the axes."""
-
-    at: SsaValue
-    steps: Steps
-
-
-@dataclass(frozen=True)
-class SumBlock:
-    """A block of sums in registers.
+class Strip:
+    """Vectors of columns, for which all rows are computed.
 
     Attributes:
-        row: its first row.
-        rows: the number of rows.
-        column: its first column.
-        vectors: vectors of columns of each row.
-        first: the addresses of the first operand's rows.
-        second: the address of its columns of the second operand.
-        mask: which lanes exist; None for all.
-        ahead: the address and the step in bytes per term of lines to prefetch, and how many per term.
+        column: the first column.
+        vectors: how many.
+        second: the address of their first elements of the second operand.
+        mask: which lanes of the last vector exist; None for all.
+        following: the address of the next whole strip of the second operand, and whether there is none.
     """
 
-    row: SsaValue
-    rows: int
     column: SsaValue
     vectors: int
-    first: Sequence[SsaValue]
     second: SsaValue
     mask: SsaValue | None = None
-    ahead: tuple[SsaValue, SsaValue, int] | None = None
+    following: tuple[SsaValue, SsaValue] | None = None
 
 
 class ContractPrinter:
@@ -153,344 +109,207 @@ class ContractPrinter:
             start = in_rows(buffer, layout, start, self.ranges)
             for name in steps.keys() - {columns.name}:
                 steps[name] = steps[name] // layout.columns * layout.width
+        kind = self.context.kinds[at.buffer]
         base = self.context.bases.get(at.buffer, SsaValue("null", "ptr"))  # sums may have no memory
-        return OperandSide(address(self.emit, "float", base, start, env), steps)
+        return OperandSide(at.buffer, kind, address(self.emit, kind, base, start, env), steps, layout is not None)
 
     def _blocks(self, env: Env) -> None:
         """Print the loops over strips of columns and over blocks of rows."""
-        emit, step = self.emit, self.step
-        rows, columns, terms = sides_of(step)
+        step = self.step
+        self.rows, self.columns, terms = sides_of(step)
         out, a, b = (self._side(at, env) for at in (step.out, step.a, step.b))
-        self._require(rows, columns, terms, out, a, b)
-        self.terms = joined(terms, a.steps, b.steps)
-        self.a, self.b, self.out, self.rows, self.columns = a, b, out, rows, columns
-        usual = REGISTERS.get(self.lanes, FEW_REGISTERS)
-        chosen = step.registers or usual
-        height = math.prod(axis.extent for axis in rows)
+        self._require(terms, out, a, b)
+        chosen = step.registers or REGISTERS.get(self.lanes, FEW_REGISTERS)
+        height = math.prod(axis.extent for axis in self.rows)
         self.registers = replace(chosen, rows=max(1, min(chosen.rows, height)))
         second = self.context.program.buffer(step.b.buffer)
-        vector, strip = strips(second, self.registers.vectors, self.lanes, b.steps[columns.name])
-        self.vector, self.strip = vector, strip
-        self.finish = self._finish(env) if self.sums.finish is not None else None
-        inner = math.prod(axis.extent for axis in rows[1:])
-        count = emit.times(self._end(rows[0], env), inner)
-        width = self.registers.vectors * self.lanes
-        end = self._end(columns, env)
+        vector, strip = strips(second, self.registers.vectors, self.lanes, b.steps[self.columns.name])
+        finish = self.sums.finish and SumsPrinter(self.context, self.grid, step, self.sums.finish, env)
+        self.printer = BlockPrinter(
+            self.context,
+            self.registers,
+            (out, a, b),
+            self.rows,
+            joined(terms, a.steps, b.steps),
+            vector,
+            finish or None,
+        )
+        self.printer.is_zeroed = self.sums.is_zeroed
+        self.a, self.b = a, b
+        self.count = self.emit.times(self._end(self.rows[0], env), math.prod(axis.extent for axis in self.rows[1:]))
+        self._strips(self._end(self.columns, env), vector, strip, self._after(terms))
+
+    def _require(self, terms: Sequence[Axis], out: OperandSide, a: OperandSide, b: OperandSide) -> None:
+        tile = self.context.program.buffer(out.buffer)
+        if tile.level is not Level.TILE or out.steps[self.columns.name] != 1 or panels(tile):
+            raise refused(f"buffer {tile.name} is no tile with columns side by side")
+        is_mixed = a.steps[self.columns.name] or any(b.steps[x.name] for x in self.rows)
+        if is_mixed or any(out.steps[x.name] for x in terms):
+            raise refused("an operand of a contraction has an axis of the other")
+        if b.steps[self.columns.name] != 1:
+            raise refused(f"buffer {b.buffer} is not read along its columns")
+
+    def _after(self, terms: Sequence[Axis]) -> SsaValue | None:
+        """Print the address of the next contraction's second operand, if it follows this one's in memory."""
+        if not self.batch or not self.b.is_panel or not self.registers.fetches_b:
+            return None
+        name, last = self.batch[-1].name, self.step.axes[-1]
+        following = substitute(self.step.b.index, {name: add(var(name), number(1))}, self.ranges)
+        distance = add(following, scale(substitute(self.step.b.index, {}, self.ranges), -1))
+        layout = panels(self.context.program.buffer(self.b.buffer))
+        assert layout is not None
+        if distance != number(last.extent * layout.columns):
+            return None
+        return self.emit.place(self.b.kind, self.b.at, self.emit.index(last.extent * self.b.steps[terms[-1].name]))
+
+    # Columns
+
+    def _strips(self, end: SsaValue, vector: int, strip: int, after: SsaValue | None) -> None:
+        """Print the loop over whole strips, and the strip of the remaining columns."""
+        emit, most, lanes = self.emit, self.registers.vectors, self.lanes
+        width = most * lanes
         whole = self._whole(end, width)
 
-        def strip_at(n: SsaValue) -> SsaValue:
-            own = emit.times(
-                emit.op("udiv", n, emit.index(width)) if n.number is None else emit.index((n.number or 0) // width),
-                strip,
-            )
-            return emit.place("float", b.at, own)
+        def second(n: SsaValue) -> SsaValue:
+            return emit.place(self.b.kind, self.b.at, emit.times(self._divided(n, width), strip))
 
         def whole_strip(n: SsaValue) -> None:
-            following = emit.add(n, emit.index(width))
-            is_last = (
-                emit.test("icmp sge", following, end)
-                if following.number is None or end.number is None
-                else constant("i1", following.number >= end.number)
-            )
-            self._strip(n, self.registers.vectors, strip_at(n), count, None, (strip_at(following), is_last))
+            at = emit.add(n, emit.index(width))
+            is_last = emit.op("xor", self._before(at, end), constant("i1", 1))
+            following = second(at)
+            if after is not None:
+                following, is_last = emit.select(is_last, after, following), constant("i1", 0)
+            self._strip(Strip(n, most, second(n), None, (following, is_last)))
 
         emit.loop(emit.index(0), whole, width, whole_strip)
-        vectors = self._whole(end, self.lanes)
-        begin = strip_at(whole)
-        for v in range(1, self.registers.vectors):  # vectors that fill no strip
-            n = emit.add(whole, emit.index((v - 1) * self.lanes))
-            is_inside = self._before(n, vectors)
-            own = emit.place("float", begin, emit.index((v - 1) * vector))
-            emit.branch(is_inside, lambda n=n, own=own: self._strip(n, 1, own, count, None, None))  # type: ignore[misc]
-        left = emit.add(end, emit.times(vectors, -1))
-        rest = emit.add(vectors, emit.times(whole, -1))
-        own = emit.place("float", begin, emit.times(self._divided(rest, self.lanes), vector))
-        mask = self._first(left)
-        emit.branch(self._before(vectors, end), lambda: self._strip(vectors, 1, own, count, mask, None))
+        left = emit.add(end, emit.times(whole, -1))
+        begin = second(whole)
+        known = left.number
+        if known is not None:
+            if known:
+                rest = known % lanes
+                mask = array("i1", [i < rest for i in range(lanes)]) if rest else None
+                self._strip(Strip(whole, -(-known // lanes), begin, mask))
+            return
+        for v in range(most):  # the number of vectors that remain
+            low, high = (emit.index(n * lanes) for n in (v, v + 1))
+            is_own = emit.op("and", self._before(low, left), emit.test("icmp sle", left, high))
+            narrow = emit.convert("trunc", emit.add(left, emit.index(-v * lanes)), "i32")
+            mask = emit.test("icmp ult", array("i32", range(lanes)), narrow)
+            emit.branch(is_own, lambda v=v, mask=mask: self._strip(Strip(whole, v + 1, begin, mask)))  # type: ignore[misc]
 
     def _whole(self, end: SsaValue, width: int) -> SsaValue:
-        n = end.number
-        return (
-            self.emit.index(n // width * width) if n is not None else self.emit.times(self._divided(end, width), width)
-        )
+        return self.emit.times(self._divided(end, width), width)
 
     def _divided(self, a: SsaValue, n: int) -> SsaValue:
         x = a.number
         return self.emit.index(x // n) if x is not None else self.emit.op("udiv", a, self.emit.index(n))
 
-    def _before(self, a: SsaValue, b: SsaValue) -> SsaValue:
-        x, y = a.number, b.number
-        return constant("i1", x < y) if x is not None and y is not None else self.emit.test("icmp slt", a, b)
-
-    def _first(self, count: SsaValue) -> SsaValue:
-        n = count.number
-        if n is not None:
-            return array("i1", [i < n for i in range(self.lanes)])
-        return self.emit.test("icmp ult", array("i32", range(self.lanes)), self.emit.convert("trunc", count, "i32"))
-
-    def _require(
-        self,
-        rows: Sequence[Axis],
-        columns: Axis,
-        terms: Sequence[Axis],
-        out: OperandSide,
-        a: OperandSide,
-        b: OperandSide,
-    ) -> None:
-        tile = self.context.program.buffer(self.step.out.buffer)
-        if tile.level is not Level.TILE or out.steps[columns.name] != 1 or panels(tile):
-            raise refused(f"buffer {tile.name} is no tile with columns side by side")
-        if a.steps[columns.name] or any(b.steps[x.name] for x in rows) or any(out.steps[x.name] for x in terms):
-            raise refused("an operand of a contraction has an axis of the other")
-        if b.steps[columns.name] != 1:
-            raise refused(f"buffer {self.step.b.buffer} is not read along its columns")
-
-    def _finish(self, env: Env) -> SumsPrinter:
-        assert self.sums.finish is not None
-        axes = {axis.name: axis for axis in self.step.axes}
-        own = tuple(axes[axis.name] for axis in self.sums.finish.axes if axis.name in axes)
-        pass_ = replace(self.sums.finish, axes=own)
-        found = SumsPrinter(self.context, Stage(self.grid, (pass_,)), pass_, env)
-        ranges = dict(found.ranges)
-        found.pass_ = by_row(pass_, self.rows, ranges)
-        found.ops = {op.name: op for op in found.pass_.ops}
-        found.ranges = ranges
-        return found
-
-    # Rows
-
-    def _strip(
-        self,
-        n: SsaValue,
-        vectors: int,
-        second: SsaValue,
-        count: SsaValue,
-        mask: SsaValue | None,
-        following: tuple[SsaValue, SsaValue] | None,
-    ) -> None:
-        """Print the loop over all rows of a strip."""
-        emit, at_once = self.emit, self.registers.rows
-        whole = self._whole(count, at_once)
-
-        def block(r: SsaValue, rows: int = at_once) -> None:
-            ahead = self._ahead(r, second, following) if mask is None and vectors == self.registers.vectors else None
-            self._rows(SumBlock(r, rows, n, vectors, (), second, mask, ahead))
-
-        emit.loop(emit.index(0), whole, at_once, block)
-        left = emit.add(count, emit.times(whole, -1))
-        if any(isinstance(axis.ragged[1], Expr) for axis in self.rows if axis.ragged):
-            emit.in_halves(whole, count, at_once // 2, block)
-            return
-        for tail in tails_of(self.rows, at_once):
-            is_own = (
-                constant("i1", left.number == tail)
-                if left.number is not None
-                else emit.test("icmp eq", left, emit.index(tail))
-            )
-            emit.branch(is_own, lambda tail=tail: block(whole, tail))  # type: ignore[misc]
-
-    def _ahead(
-        self, r: SsaValue, second: SsaValue, following: tuple[SsaValue, SsaValue] | None
-    ) -> tuple[SsaValue, SsaValue, int] | None:
-        """Print the address and the step of the lines to prefetch with a block."""
-        emit, (each, is_stream) = self.emit, self._fetched()
-        if each == 0:
-            return None
-        step = emit.index(self.b.steps[self.terms[-1].name] * OPERANDS)
-        if is_stream:
-            return emit.place("i8", second, emit.index(STREAM_BYTES)), step, each
-        assert following is not None
-        line = emit.times(self._divided(r, self.registers.rows), each * LINE_BYTES)
-        size = self.registers.vectors * self.lanes * OPERANDS
-        is_inside = self._before(line, emit.index(size))
-        if following[1].text != "false":
-            is_inside = emit.op("and", is_inside, emit.op("xor", following[1], constant("i1", 1)))
-        at = emit.select(is_inside, emit.place("i8", following[0], line), second)
-        return at, emit.select(is_inside, step, emit.index(0)), each
-
-    def _fetched(self) -> tuple[int, bool]:
-        """Return how many lines of a term are prefetched with a block of rows, and whether b is read as a stream."""
-        registers = self.registers
-        if not registers.fetches_b:
-            return 0, False
-        count = math.prod(axis.extent for axis in self.rows)
-        lines = -(-registers.vectors * self.lanes * OPERANDS // LINE_BYTES)
-        is_once = count <= registers.rows and not any(axis.ragged for axis in self.rows)
-        second = self.context.program.buffer(self.step.b.buffer)
-        if is_once and panels(second) is not None and self.vector == self.lanes:
-            return lines, True
-        return -(-lines // max(1, count // registers.rows)), False
-
-    def _rows(self, block: SumBlock) -> None:
-        """Print a block; if its rows may belong to two groups, with a version for where they do not."""
-        emit, even = self.emit, even_step(self.rows, self.a.steps)
-        if even is not None:
-            first = emit.place("float", self.a.at, emit.times(block.row, even))
-            self._block(
-                replace(block, first=[emit.place("float", first, emit.index(i * even)) for i in range(block.rows)])
-            )
-            return
-        outer, inner = self.rows
-        step, group, size = self.a.steps[inner.name], self.a.steps[outer.name], inner.extent
-
-        def at(r: SsaValue) -> SsaValue:
-            q, rest = self._divided(r, size), self._rest(r, size)
-            return emit.place("float", emit.place("float", self.a.at, emit.times(q, group)), emit.times(rest, step))
-
-        def together() -> None:
-            first = at(block.row)
-            self._block(
-                replace(block, first=[emit.place("float", first, emit.index(i * step)) for i in range(block.rows)])
-            )
-
-        def apart() -> None:
-            self._block(replace(block, first=[at(emit.add(block.row, emit.index(i))) for i in range(block.rows)]))
-
-        if size % block.rows == 0 and self.registers.rows % block.rows == 0 and size % self.registers.rows == 0:
-            together()
-            return
-        last = emit.add(self._rest(block.row, size), emit.index(block.rows))
-        is_even = self._before(last, emit.index(size + 1))
-        emit.branch(is_even, together, apart)
-
     def _rest(self, a: SsaValue, n: int) -> SsaValue:
         x = a.number
         return self.emit.index(x % n) if x is not None else self.emit.op("urem", a, self.emit.index(n))
 
-    # The instruction
+    def _before(self, a: SsaValue, b: SsaValue) -> SsaValue:
+        x, y = a.number, b.number
+        return constant("i1", x < y) if x is not None and y is not None else self.emit.test("icmp slt", a, b)
 
-    def _block(self, block: SumBlock) -> None:
-        """Print the multiply-adds of a block, and what takes its sums."""
-        emit = self.emit
-        if self.registers.fetches_out and block.mask is None:
-            self._fetch_out(block)
-        start = tuple(self._begin(block, r, v) for r in range(block.rows) for v in range(block.vectors))
-        *outer, last = self.terms
-        steps_a, steps_b = self.a.steps, self.b.steps
-        mostly = last.extent <= UNROLLED and last.extent * block.rows * block.vectors <= MOST_UNROLLED
+    # Rows
 
-        def adjacent(
-            from_a: SsaValue, from_b: SsaValue, turn: SsaValue, sums: tuple[SsaValue, ...]
-        ) -> tuple[SsaValue, ...]:
-            def add(k: SsaValue, own: tuple[SsaValue, ...]) -> tuple[SsaValue, ...]:
-                if block.ahead is not None:
-                    where, step, each = block.ahead
-                    at = emit.op("mul", emit.add(k, turn), step)
-                    for q in range(each):
-                        place = emit.place("i8", emit.place("i8", where, at), emit.index(q * LINE_BYTES))
-                        emit.prefetch(place, locality=2 if self._fetched()[1] else 3)
-                a_at = emit.add(from_a, emit.times(k, steps_a[last.name]))
-                b_at = emit.add(from_b, emit.times(k, steps_b[last.name]))
-                return self._added(block, a_at, b_at, own)
-
-            def several(k: SsaValue, *own: SsaValue) -> tuple[SsaValue, ...]:
-                for u in range(UNROLL):
-                    own = add(emit.add(k, emit.index(u)), own)
-                return own
-
-            if mostly:
-                for k in range(last.extent):
-                    sums = add(emit.index(k), sums)
-                return sums
-            whole = last.extent // UNROLL * UNROLL
-            sums = emit.loop(emit.index(0), emit.index(whole), UNROLL, several, *sums)
-            for k in range(whole, last.extent):
-                sums = add(emit.index(k), sums)
-            return sums
-
-        def turns(
-            axes: Sequence[Axis], from_a: SsaValue, from_b: SsaValue, turn: SsaValue, sums: tuple[SsaValue, ...]
-        ) -> tuple[SsaValue, ...]:
-            if not axes:
-                return adjacent(from_a, from_b, turn, sums)
-            axis = axes[0]
-
-            def one(i: SsaValue, *own: SsaValue) -> tuple[SsaValue, ...]:
-                a_at = emit.add(from_a, emit.times(i, steps_a[axis.name]))
-                b_at = emit.add(from_b, emit.times(i, steps_b[axis.name]))
-                done = emit.add(turn, emit.times(i, math.prod(x.extent for x in (*axes[1:], last))))
-                return turns(axes[1:], a_at, b_at, done, own)
-
-            return emit.loop(emit.index(0), emit.index(axis.extent), 1, one, *sums)
-
-        zero = emit.index(0)
-        sums = turns(outer, zero, zero, zero, start)
-        for r in range(block.rows):
-            for v in range(block.vectors):
-                self._end_sum(block, r, v, sums[r * block.vectors + v])
-
-    def _added(
-        self, block: SumBlock, a_at: SsaValue, b_at: SsaValue, sums: tuple[SsaValue, ...]
-    ) -> tuple[SsaValue, ...]:
-        """Print the multiply-adds of one term."""
-        emit, found = self.emit, list(sums)
-        columns = [
-            self._loaded(
-                self.step.b,
-                emit.place("float", emit.place("float", block.second, b_at), emit.index(v * self.vector)),
-                block,
-            )
-            for v in range(block.vectors)
-        ]
-        for r, first in enumerate(block.first):
-            x = emit.load("float", 1, emit.place("float", first, a_at), OPERANDS, emit.depth, self._era(self.step.a))
-            for v, column in enumerate(columns):
-                k = r * block.vectors + v
-                found[k] = fused(emit, x, column, found[k])
-        return tuple(found)
-
-    def _era(self, at: At) -> int:
-        if at.buffer in self.context.given:
-            return 0
-        self.context.era += 1
-        return self.context.era
-
-    def _loaded(self, at: At, place: SsaValue, block: SumBlock) -> SsaValue:
-        own = Place(place, self.context.dtypes[at.buffer], "float", self.emit.depth, self._era(at))
-        layout = panels(self.context.program.buffer(at.buffer))
-        return self.context.memory.load(own, self.lanes, block.mask if layout is None else None)
-
-    def _place_of_sum(self, block: SumBlock, r: int, v: int) -> Place:
-        step = even_step(self.rows, self.out.steps)
-        if step is None:
-            raise refused(f"the rows of buffer {self.step.out.buffer} are not equally far apart")
-        row = self.emit.times(self.emit.add(block.row, self.emit.index(r)), step)
-        base = self.emit.place("float", self.emit.place("float", self.out.at, row), block.column)
-        self.context.era += 1
-        place = self.emit.place("float", base, self.emit.index(v * self.lanes))
-        return Place(place, self.context.dtypes[self.step.out.buffer], "float", self.emit.depth, self.context.era)
-
-    def _begin(self, block: SumBlock, r: int, v: int) -> SsaValue:
-        if self.sums.is_zeroed:
-            return constant("float", 0.0, self.lanes)
-        return self.context.memory.load(self._place_of_sum(block, r, v), self.lanes, block.mask)
-
-    def _points(self, block: SumBlock, r: int, v: int) -> PointVector:
-        emit = self.emit
-        assert self.finish is not None
-        row = emit.add(block.row, emit.index(r))
-        env = {**self.finish.env, "row": row, self.columns.name: emit.add(block.column, emit.index(v * self.lanes))}
-        rest, left = row, math.prod(axis.extent for axis in self.rows)
-        for axis in self.rows:  # a row number is split into axes like a task number
-            left //= axis.extent
-            env[axis.name] = emit.index(0) if axis.extent == 1 else self._divided(rest, left) if left > 1 else rest
-            rest = rest if axis.extent == 1 or left == 1 else self._rest(row, left)
-        env |= {a.name: emit.index(0) for a in self.step.axes if a.extent == 1 and a.name not in env}
-        return PointVector(env, self.finish.ranges, self.columns.name, self.lanes, block.mask)
-
-    def _end_sum(self, block: SumBlock, r: int, v: int, sums: SsaValue) -> None:
-        if self.finish is not None:
-            self.finish.take(sums, self._points(block, r, v), self.step.out.buffer)
-        else:
-            self.context.memory.store(self._place_of_sum(block, r, v), sums, block.mask)
-
-    def _fetch_out(self, block: SumBlock) -> None:
-        """Print the prefetches of the cache lines that a block's results are stored to."""
-        if self.finish is None:
+    def _strip(self, strip: Strip) -> None:
+        """Print the loop over all rows of a strip."""
+        emit, at_once = self.emit, self.registers.rows
+        whole = self._whole(self.count, at_once)
+        emit.loop(emit.index(0), whole, at_once, lambda r: self._rows(strip, r, at_once))
+        if any(isinstance(axis.ragged[1], Expr) for axis in self.rows if axis.ragged):
+            emit.in_halves(whole, self.count, at_once // 2, lambda r, rows: self._rows(strip, r, rows))
             return
-        sink = self.finish.pass_.sinks[0]
-        for r in range(block.rows):
-            for v in range(block.vectors):
-                points = self._points(block, r, v)
-                index = substitute(sink.index, {}, points.ranges)
-                self.emit.prefetch(self.finish.place(sink.buffer, index, points.env).at)
+        left = emit.add(self.count, emit.times(whole, -1))
+        for tail in tails_of(self.rows, at_once):
+            is_own = constant("i1", left.number == tail)
+            if left.number is None:
+                is_own = emit.test("icmp eq", left, emit.index(tail))
+            emit.branch(is_own, lambda tail=tail: self._rows(strip, whole, tail))  # type: ignore[misc]
+
+    def _rows(self, strip: Strip, r: SsaValue, rows: int) -> None:
+        """Print a block; if its rows may belong to two groups, with a version for where they do not."""
+        emit, a, inner = self.emit, self.a, self.rows[-1]
+        even, step, size = even_step(self.rows, a.steps), a.steps[inner.name], inner.extent
+
+        def group(i: int) -> SsaValue:
+            return self._divided(emit.add(r, emit.index(i)), size)
+
+        def first(i: int) -> SsaValue:
+            base = emit.place(a.kind, a.at, emit.times(group(i), a.steps[self.rows[0].name]))
+            return emit.place(a.kind, base, emit.times(self._rest(emit.add(r, emit.index(i)), size), step))
+
+        def apart() -> None:
+            self.printer.run(replace(block, first=[(first(i), 0) for i in range(rows)]))
+
+        def together() -> None:
+            base = first(0)
+            self.printer.run(replace(block, group=lambda i: group(0), first=[(base, i * step) for i in range(rows)]))
+
+        lines = self._lines(strip, r)
+        block = SumBlock(r, rows, strip.column, strip.vectors, (), strip.second, strip.mask, group, lines)
+        at_once = self.registers.rows
+        if even is not None:
+            base = emit.place(a.kind, a.at, emit.times(r, even))
+            self.printer.run(replace(block, first=[(base, i * even) for i in range(rows)]))
+        elif size % rows == 0 and at_once % rows == 0 and size % at_once == 0:
+            together()
+        else:
+            last = emit.add(self._rest(r, size), emit.index(rows))
+            emit.branch(self._before(last, emit.index(size + 1)), together, apart)
+
+    # Prefetches
+
+    def _lines(self, strip: Strip, r: SsaValue) -> list[Lines]:
+        """Print the addresses of the lines to prefetch with a whole block."""
+        is_whole = strip.vectors == self.registers.vectors and strip.mask is None
+        return [*(self._lines_of_b(strip, r) if is_whole else []), *self._lines_of_a(strip, r)]
+
+    def _lines_of_b(self, strip: Strip, r: SsaValue) -> list[Lines]:
+        """Print the lines of the second operand that are read next; then the rows of the first that follow."""
+        emit, registers, b = self.emit, self.registers, self.b
+        if not registers.fetches_b:
+            return []
+        count = math.prod(axis.extent for axis in self.rows)
+        size = registers.vectors * self.lanes * b.size_bytes
+        most = -(-size // LINE_BYTES)
+        step = emit.index(b.steps[self.printer.terms[-1].name] * b.size_bytes)
+        is_once = count <= registers.rows and not any(axis.ragged for axis in self.rows)
+        if is_once and b.is_panel and self.printer.vector == self.lanes:
+            return [Lines(emit.place("i8", strip.second, emit.index(STREAM_BYTES)), step, most, 2)]
+        if strip.following is None:
+            return []
+        each = -(-most // max(1, count // registers.rows))
+        following, is_last = strip.following
+        line = emit.times(self._divided(r, registers.rows), each * LINE_BYTES)
+        is_inside = emit.op("and", self._before(line, emit.index(size)), emit.op("xor", is_last, constant("i1", 1)))
+        at, rest = emit.place("i8", following, line), (strip.second, emit.index(0))
+        even, last = even_step(self.rows, self.a.steps), self.printer.terms[-1].extent
+        if self._is_dense and registers.rows * self.a.size_bytes <= LINE_BYTES and even == last:
+            begin = emit.place(self.a.kind, self.a.at, emit.times(emit.add(r, emit.index(registers.rows)), last))
+            rest = begin, emit.index(LINE_BYTES)
+        return [Lines(emit.select(is_inside, at, rest[0]), emit.select(is_inside, step, rest[1]), each)]
+
+    @property
+    def _is_dense(self) -> bool:
+        """Whether the rows of the first operand lie side by side."""
+        terms = self.printer.terms
+        is_one = len(terms) == 1 and self.a.steps[terms[-1].name] == 1
+        return is_one and even_step(self.rows, self.a.steps) == terms[-1].extent
+
+    def _lines_of_a(self, strip: Strip, r: SsaValue) -> list[Lines]:
+        """Print the lines of later rows of the first operand, which are prefetched with the first strip."""
+        emit, registers = self.emit, self.registers
+        if not registers.fetches_a or not self._is_dense:
+            return []
+        extent = self.printer.terms[-1].extent
+        each = -(-registers.rows * self.a.size_bytes // LINE_BYTES)
+        further = registers.rows * -(-LONG_BLOCK // (registers.rows * registers.vectors * extent))
+        is_first = emit.test("icmp eq", strip.column, emit.index(0))
+        if strip.column.number is not None:
+            is_first = constant("i1", strip.column.number == 0)
+        row = emit.select(is_first, emit.add(r, emit.index(further)), r)
+        return [Lines(emit.place(self.a.kind, self.a.at, emit.times(row, extent)), emit.index(each * LINE_BYTES), each)]

@@ -11,6 +11,8 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
+from typing import NamedTuple
 
 from korch.tile.ir.growth import TextLimitError
 
@@ -26,8 +28,7 @@ SHORT_LINES = 64
 FLOATS = ("half", "float", "double")
 
 
-@dataclass(frozen=True, slots=True)
-class SsaValue:
+class SsaValue(NamedTuple):
     """A value, or a constant.
 
     Attributes:
@@ -50,14 +51,20 @@ class SsaValue:
     @property
     def typed(self) -> str:
         """Its type and name."""
-        return f"{self.type} {self.text}"
+        return f"{type_of(self.kind, self.lanes)} {self.text}"
 
     @property
     def number(self) -> int | None:
         """The value of an integer constant, or None."""
-        return int(self.text) if self.lanes == 1 and self.text.lstrip("-").isdigit() else None
+        return None if self.text[0] == "%" or self.lanes > 1 else _number(self.text)
 
 
+@cache
+def _number(text: str) -> int | None:
+    return int(text) if text.lstrip("-").isdigit() else None
+
+
+@cache
 def type_of(kind: str, lanes: int) -> str:
     """Return the type of a vector, or of a scalar if it has one lane."""
     return kind if lanes == 1 else f"<{lanes} x {kind}>"
@@ -130,7 +137,10 @@ class Emit:
 
     def pure(self, kind: str, lanes: int, text: str, *operands: SsaValue, floor: int = 0) -> SsaValue:
         """Print an operation without effects, not further outside than scope `floor`; return its result."""
-        depth = max(floor, *(operand.depth for operand in operands)) if operands else floor
+        depth = floor
+        for operand in operands:
+            if operand.depth > depth:
+                depth = operand.depth
         scope = self._scopes[depth]
         found = scope.known.get(text)
         if found is None:
@@ -166,8 +176,8 @@ class Emit:
 
     def convert(self, name: str, a: SsaValue, kind: str) -> SsaValue:
         """Print a conversion, for example `sext`."""
-        if a.kind == kind:
-            return a
+        if a.kind == kind or (name == "sext" and a.number is not None):
+            return a._replace(kind=kind)
         return self.pure(kind, a.lanes, f"{name} {a.typed} to {type_of(kind, a.lanes)}", a)
 
     def bits(self, a: SsaValue, kind: str) -> SsaValue:
@@ -205,6 +215,8 @@ class Emit:
 
     def matched(self, *values: SsaValue) -> tuple[SsaValue, ...]:
         """Return values with equal numbers of lanes."""
+        if len({value.lanes for value in values}) == 1:
+            return values
         lanes = max(value.lanes for value in values)
         return tuple(self.splat(value, lanes) for value in values)
 
@@ -219,6 +231,8 @@ class Emit:
 
     def lane(self, a: SsaValue, i: int) -> SsaValue:
         """Print one lane of a vector."""
+        if a.text[0] == "<":  # a constant vector
+            return SsaValue(a.text[1:-1].split(", ")[i].split()[1], a.kind)
         return a if a.lanes == 1 else self.pure(a.kind, 1, f"extractelement {a.typed}, i64 {i}", a)
 
     def inserted(self, a: SsaValue, x: SsaValue, i: int) -> SsaValue:

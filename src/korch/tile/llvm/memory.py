@@ -180,11 +180,13 @@ class Memory:
             is_likely=True,
         )
 
-    def scatter(self, place: Place, value: SsaValue, offsets: Sequence[SsaValue]) -> None:
+    def scatter(self, place: Place, value: SsaValue, offsets: Sequence[SsaValue], mask: SsaValue | None = None) -> None:
         """Print a store of each lane at an offset."""
-        x = self.stored(value, place)
+        emit, x = self.emit, self.stored(value, place)
         for i, offset in enumerate(offsets):
-            self.emit.store(self.emit.lane(x, i), self.emit.place(place.kind, place.at, offset), place.size_bytes)
+            one, at = emit.lane(x, i), emit.place(place.kind, place.at, offset)
+            own = emit.lane(mask, i) if mask is not None else constant("i1", 1)
+            emit.branch(own, lambda one=one, at=at: emit.store(one, at, place.size_bytes))  # type: ignore[misc]
 
     def folded(self, parts: Sequence[SsaValue], combine: Callable[[SsaValue, SsaValue], SsaValue]) -> SsaValue:
         """Print a vector of the reductions of the lanes of some vectors, at most as many as a vector has lanes."""

@@ -11,7 +11,7 @@ from korch.primitive.types import DType
 from korch.tile.analysis.clip import clipping_guards
 from korch.tile.analysis.fetch import Fetches, fetches_of
 from korch.tile.analysis.tables import ByteTable, live_ops, tables_of
-from korch.tile.ir.index import Expr, Ranges, add, scale, substitute
+from korch.tile.ir.index import Expr, Ranges, add, scale, substitute, vector_step
 from korch.tile.ir.index import constant as number
 from korch.tile.ir.passes import is_nonpositive
 from korch.tile.ir.program import (
@@ -28,7 +28,7 @@ from korch.tile.ir.program import (
     holds,
     ranges_of,
 )
-from korch.tile.llvm.arithmetic import KIND, Arithmetic
+from korch.tile.llvm.arithmetic import FUNCTIONS, KIND, Arithmetic
 from korch.tile.llvm.emit import Emit, SsaValue, array, constant
 from korch.tile.llvm.index import address, both, condition, global_table, index_of, lanes_of
 from korch.tile.llvm.isa import Isa
@@ -83,6 +83,7 @@ class PointVector:
         variable: the vector variable; "" for a single point.
         lanes: the number of points.
         mask: which of them exist; None for all.
+        is_aligned: whether the variable is a multiple of the number of points at the first of them.
     """
 
     env: Mapping[str, SsaValue]
@@ -90,6 +91,7 @@ class PointVector:
     variable: str = ""
     lanes: int = 1
     mask: SsaValue | None = None
+    is_aligned: bool = False
 
 
 class PointPrinter:
@@ -115,6 +117,12 @@ class PointPrinter:
             self.fetches = fetches_of(context.program, stage, pass_, context.streamed, context.large)
         self.tables: Mapping[str, ByteTable] = tables_of(pass_.ops) if context.isa.is_avx512 else {}
         self.redirected: dict[str, Place] = {}  # where stores to a buffer are collected
+
+    @property
+    def lines(self) -> int:
+        """The approximate number of lines of the body."""
+        many = sum(12 if isinstance(op, Apply) and op.op in FUNCTIONS else 1 for op in self.pass_.ops)
+        return many + 2 * len(self.pass_.sinks)
 
     # Guards
 
@@ -202,6 +210,8 @@ class PointPrinter:
 
     def step_of(self, index: Expr, points: PointVector) -> int | None:
         """Return the step between adjacent lanes; None if it varies."""
+        if points.is_aligned:
+            return vector_step(index, points.variable, points.lanes)
         return index.coefficient(points.variable)
 
     def place(self, buffer: str, index: Expr, env: Mapping[str, SsaValue]) -> Place:
@@ -302,12 +312,12 @@ class PointPrinter:
             memory.store(self.place(buffer, index, points.env), value, points.mask, streams=streams)
         elif slope is not None:
             place = self.place(buffer, index, points.env)
-            memory.scatter(place, value, [emit.index(i * slope) for i in range(points.lanes)])
+            memory.scatter(place, value, [emit.index(i * slope) for i in range(points.lanes)], points.mask)
         else:
             own, rest = _parts_of(index, points.variable)
             at = lanes_of(emit, own, points.env, points.variable, points.lanes, points.ranges)
             offsets = [emit.convert("sext", emit.lane(at, i), "i64") for i in range(points.lanes)]
-            memory.scatter(self.place(buffer, rest, points.env), value, offsets)
+            memory.scatter(self.place(buffer, rest, points.env), value, offsets, points.mask)
 
     def can_mask(self, variable: str, ranges: Ranges) -> bool:
         """Return whether points along a variable may be masked out: all accesses have masked instructions."""

@@ -52,12 +52,6 @@ class SpanPrinter(PointPrinter):
         return whole if self.pass_.across else max(1, BYTES_PER_LANE * whole // widest)
 
     @property
-    def lines(self) -> int:
-        """The approximate number of lines of the body."""
-        many = sum(12 if isinstance(op, Apply) and op.op in FUNCTIONS else 1 for op in self.pass_.ops)
-        return many + 2 * len(self.pass_.sinks)
-
-    @property
     def updates(self) -> bool:
         """Whether the pass reads a buffer that it stores to: then no element may be computed twice."""
         return any(isinstance(op, Load) and op.buffer in self.written for op in self.pass_.ops)
@@ -85,7 +79,10 @@ class SpanPrinter(PointPrinter):
 
         def run(at: SsaValue, lanes: int = width, mask: SsaValue | None = None, count: int = 1) -> None:
             places = [emit.add(at, emit.index(u * lanes)) for u in range(count)]
-            body([PointVector({**env, axis.name: place}, ranges, axis.name, lanes, mask) for place in places])
+            first = at.number if at.number is not None else low  # loops over whole vectors begin at `low`
+            is_aligned = lanes > 1 and first % lanes == 0 and head is None
+            points = PointVector(env, ranges, axis.name, lanes, mask, is_aligned)
+            body([replace(points, env={**env, axis.name: place}) for place in places])
 
         stop, begin = end.number, emit.index(low)
         head = self.head(low, high, env) if width > 1 else None

@@ -7,14 +7,15 @@ an end of a row; the tiles between these are one loop. Rows of a window outside 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from korch.tile.analysis.clip import loop_ends
 from korch.tile.analysis.panels import panels
 from korch.tile.analysis.sums import Sums, is_by_lanes, leaves_out
 from korch.tile.analysis.windows import row_of_window, rows_of_window
 from korch.tile.ir.program import Axis, Contract, Product, TileProgram, refused
-from korch.tile.llvm.contract import MOST_UNROLLED, ContractPrinter, OperandSide, SumBlock, refused_contraction
+from korch.tile.llvm.block import MOST_UNROLLED, OperandSide, SumBlock
+from korch.tile.llvm.contract import ContractPrinter, Strip, refused_contraction
 from korch.tile.llvm.emit import SsaValue, constant
 from korch.tile.llvm.functions import fused
 from korch.tile.llvm.index import Env, index_of
@@ -41,7 +42,7 @@ def contract_printer(sums: Sums) -> type[ContractPrinter]:
 def refused_step(program: TileProgram, step: Contract, lanes: int) -> str:
     """Return why a contraction is not printed yet; "" if it is."""
     if not _is_of_windows(step):
-        return refused_contraction(program, step, lanes)
+        return refused_contraction(program, step)
     operands = [program.buffer(at.buffer) for at in (step.out, step.a, step.b)]
     if step.product is not Product.F32 or any(buffer.dtype.value != "f32" for buffer in operands):
         return f"windows by {step.product.value} of {', '.join(buffer.dtype.value for buffer in operands)}"
@@ -70,16 +71,8 @@ class _Tile:
 class WindowPrinter(ContractPrinter):
     """Prints one contraction over windows."""
 
-    def _require(
-        self,
-        rows: Sequence[Axis],
-        columns: Axis,
-        terms: Sequence[Axis],
-        out: OperandSide,
-        a: OperandSide,
-        b: OperandSide,
-    ) -> None:
-        (places,) = rows
+    def _require(self, terms: Sequence[Axis], out: OperandSide, a: OperandSide, b: OperandSide) -> None:
+        (places,), columns = self.rows, self.columns
         self.is_by_lanes = is_by_lanes(self.step)
         layout = panels(self.context.program.buffer(self.step.b.buffer))
         is_wide = self.is_by_lanes and layout is not None and layout.width != self.lanes
@@ -104,22 +97,17 @@ class WindowPrinter(ContractPrinter):
             end = emit.least(end, emit.op("sdiv", index_of(emit, above, env), constant("i64", step)))
         return begin, end
 
-    def _strip(
-        self,
-        n: SsaValue,
-        vectors: int,
-        second: SsaValue,
-        count: SsaValue,
-        mask: SsaValue | None,
-        following: tuple[SsaValue, SsaValue] | None,
-    ) -> None:
+    def _strip(self, strip: Strip) -> None:
         """Print a row of positions, for a strip of columns."""
         emit, own, most, places = self.emit, self.window, self.registers.rows, self.rows[0].extent
-        first = emit.place("float", self.a.at, emit.times(n, self.a.steps[self.columns.name]))
+        first = emit.place(self.a.kind, self.a.at, emit.times(strip.column, self.a.steps[self.columns.name]))
 
         def tile(x: SsaValue, size: int = most, at: int | None = None) -> None:
-            origin = emit.place("float", first, emit.times(x, own.stride * own.unit))
-            self._tile(_Tile(SumBlock(x, size, n, vectors, (), second, mask), at, origin))
+            origin = emit.place(self.a.kind, first, emit.times(x, own.stride * own.unit))
+            block = SumBlock(
+                x, size, strip.column, strip.vectors, (), strip.second, strip.mask, lambda r: emit.index(0)
+            )
+            self._tile(_Tile(block, at, origin))
 
         def is_inside(x: int) -> bool:
             end = (x + most - 1) * own.stride + self.reach - own.before
@@ -137,7 +125,6 @@ class WindowPrinter(ContractPrinter):
         emit, block = self.emit, tile.block
         if self.registers.fetches_out:
             self._fetch(tile)
-        start = tuple(self._begin(block, r, v) for r in range(block.rows) for v in range(block.vectors))
 
         def rows(level: int, a_at: SsaValue, b_at: SsaValue, sums: tuple[SsaValue, ...]) -> tuple[SsaValue, ...]:
             if level == len(self.outer):
@@ -150,10 +137,8 @@ class WindowPrinter(ContractPrinter):
 
             return emit.loop(begin, end, 1, one, *sums)
 
-        sums = rows(0, emit.index(0), emit.index(0), start)
-        for r in range(block.rows):
-            for v in range(block.vectors):
-                self._end_sum(block, r, v, sums[r * block.vectors + v])
+        zero = emit.index(0)
+        self.printer.end(block, rows(0, zero, zero, tuple(self.printer.begin(block))))
 
     def _is_outside(self, tile: _Tile, p: int) -> bool:
         """Return whether column p of the windows of a tile is outside of the image."""
@@ -166,7 +151,7 @@ class WindowPrinter(ContractPrinter):
     ) -> tuple[SsaValue, ...]:
         """Print the multiply-adds of a row of windows whose elements depend on the column."""
         emit, block, found, own = self.emit, tile.block, list(sums), self.window
-        line, weights = emit.place("float", tile.origin, a_at), emit.place("float", block.second, b_at)
+        line, weights = emit.place(self.a.kind, tile.origin, a_at), emit.place(self.b.kind, block.second, b_at)
         each = self.b.steps[self.step.axes[-1].name]
         used = [
             (p, k, (p - k * own.dilation) // own.stride)
@@ -182,28 +167,31 @@ class WindowPrinter(ContractPrinter):
         columns, elements = dict[int, SsaValue](), dict[int, SsaValue]()
         for p, k, r in used:
             if k not in columns:
-                columns[k] = self._loaded(self.step.b, emit.place("float", weights, emit.index(k * each)), block)
+                columns[k] = self.printer.loaded(
+                    self.b, emit.place(self.b.kind, weights, emit.index(k * each)), self.lanes, block.mask
+                )
             if p not in elements or not is_kept:
-                elements[p] = self._loaded(self.step.a, emit.place("float", line, emit.index(p * own.unit)), block)
+                elements[p] = self.printer.loaded(
+                    self.a, emit.place(self.a.kind, line, emit.index(p * own.unit)), self.lanes, block.mask
+                )
             found[r] = fused(emit, columns[k], elements[p], found[r])
         return tuple(found)
 
     def _dense(self, tile: _Tile, a_at: SsaValue, b_at: SsaValue, sums: tuple[SsaValue, ...]) -> tuple[SsaValue, ...]:
         """Print the multiply-adds of a row of windows whose elements are the same for all columns."""
         emit, block, own, last = self.emit, tile.block, self.window, self.step.axes[-1].name
-        line, weights = emit.place("float", tile.origin, a_at), emit.place("float", block.second, b_at)
+        line, weights = emit.place(self.a.kind, tile.origin, a_at), emit.place(self.b.kind, block.second, b_at)
 
         def add(k: SsaValue, *given: SsaValue) -> tuple[SsaValue, ...]:
             found = list(given)
-            at = emit.place("float", line, emit.times(k, own.dilation * own.unit))
-            at_b = emit.place("float", weights, emit.times(k, self.b.steps[last]))
-            places = [emit.place("float", at_b, emit.index(v * self.vector)) for v in range(block.vectors)]
-            columns = [self._loaded(self.step.b, place, block) for place in places]
+            at = emit.place(self.a.kind, line, emit.times(k, own.dilation * own.unit))
+            at_b = emit.place(self.b.kind, weights, emit.times(k, self.b.steps[last]))
+            places = [emit.place(self.b.kind, at_b, emit.index(v * self.printer.vector)) for v in range(block.vectors)]
+            columns = [self.printer.loaded(self.b, at, self.lanes, block.mask_of(v)) for v, at in enumerate(places)]
             for r in range(block.rows):
                 if k.number is not None and self._is_outside(tile, r * own.stride + k.number * own.dilation):
                     continue
-                place = emit.place("float", at, emit.index(r * own.stride * own.unit))
-                x = emit.load("float", 1, place, 4, emit.depth, self._era(self.step.a))
+                x = self.printer.loaded(self.a, emit.place(self.a.kind, at, emit.index(r * own.stride * own.unit)))
                 for v, column in enumerate(columns):
                     i = r * block.vectors + v
                     found[i] = fused(emit, x, column, found[i])
@@ -218,11 +206,11 @@ class WindowPrinter(ContractPrinter):
     def _fetch(self, tile: _Tile) -> None:
         """Print prefetches of the positions that are soon stored to, and of the last rows of the windows soon read."""
         emit, block, own = self.emit, tile.block, self.window
-        self._fetch_out(replace(block, row=emit.add(block.row, emit.index(PLACES_AHEAD))))
+        self.printer.fetch_out(block, PLACES_AHEAD)
         steps = [self.a.steps[axis.name] for axis, *_ in self.outer]
         last = sum((axis.extent - 1) * step for (axis, *_), step in zip(self.outer, steps, strict=True))
         lines = [last - i * steps[-1] for i in range(own.stride)] if steps and steps[-1] else [last]
         for r in range(block.rows * own.stride):
             for line in filter(lambda line: line >= 0, lines):
                 place = emit.index(line + (PLACES_AHEAD + r) * own.unit)
-                emit.prefetch(emit.place("float", tile.origin, place))
+                emit.prefetch(emit.place(self.a.kind, tile.origin, place))
