@@ -216,7 +216,8 @@ SCAN = """(float[3] z, float[3,2] x) => (y) {
 
 
 @pytest.mark.parametrize(
-    ("text", "begin", "shape"), [(LOOP, np.array(2), (2, 3, 2)), (SCAN, np.ones(3, np.float32), (3, 2))]
+    ("text", "begin", "shape"),
+    [(LOOP, np.array(2), (2, 3, 2)), (LOOP, np.array(0), (0, 3, 2)), (SCAN, np.ones(3, np.float32), (3, 2))],
 )
 def test_a_loop_node_by_node_agrees_with_the_runtime(text: str, begin, shape) -> None:
     """`onnx.reference` runs no Loop without a condition, and no Scan that writes backwards."""

@@ -125,6 +125,8 @@ IMAGE = np.random.default_rng(2).standard_normal((2, 3, 5)).astype(np.float32)
 PAIRS, ONES, LENGTH = IMAGE[..., :2].copy(), np.ones(3, np.float32), np.array(4)
 KERNEL = np.random.default_rng(3).standard_normal((3, 2, 3)).astype(np.float32)
 CROP = np.array([0, 0.2, -0.2, 1, 0.9, 1.1], np.float32)
+SMALL = np.random.default_rng(4).integers(-9, 9, (1, 1, 4, 5)).astype(np.int8)
+WIDER = np.array([1, 1, 1.6, 1.3], np.float32)
 CROPPED = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 0.5}
 DEFINED = [
     ("Softmax", [IMAGE], 13, {"axis": 1}),
@@ -160,6 +162,9 @@ DEFINED = [
     ("Resize", [IMAGE[None], None, None, np.array([1, 2, 5, 8])], 13, {"mode": "cubic", "exclude_outside": 1}),
     ("Resize", [IMAGE[None], None, None, np.array([1, 2, 2, 4])], 18, {"mode": "linear", "antialias": 1}),
     ("Resize", [IMAGE, CROP, None, np.array([2, 2, 6])], 13, {"mode": "linear", **CROPPED}),
+    ("Resize", [IMAGE, CROP, np.array([1, 0.7, 1.7], np.float32)], 13, {"mode": "linear", **CROPPED}),
+    ("Resize", [SMALL, None, WIDER], 18, {"mode": "linear"}),
+    ("MaxPool", [SMALL], 12, {"kernel_shape": [2, 2], "pads": [1, 0, 1, 1], "strides": [2, 3], "ceil_mode": 1}),
 ]
 
 

@@ -65,7 +65,8 @@ def _loop(inputs: Sequence[Any], given: Values, run: RunBody) -> list[Any]:
         is_wanted, *found = run(given["body"], [np.asarray(len(written), np.int64), is_wanted, *states])
         states = found[: len(states)]
         written.append(found[len(states) :])
-    return [*states, *(np.stack(stack) for stack in _stacks(given, written, len(states) + 1))]
+    first = [np.asarray(0, np.int64), is_wanted, *states]
+    return [*states, *_stacked(written, lambda: run(given["body"], first)[len(states) + 1 :])]
 
 
 def _scan(inputs: Sequence[Any], given: Values, run: RunBody) -> list[Any]:
@@ -79,12 +80,11 @@ def _scan(inputs: Sequence[Any], given: Values, run: RunBody) -> list[Any]:
         states = found[: len(states)]
         written.append(found[len(states) :])
     axes, backward = (given.get(f"scan_output_{name}", none) for name in ("axes", "directions"))
-    stacks = zip(_stacks(given, written, len(states)), axes, backward, strict=False)
-    return [*states, *(np.moveaxis(np.stack(stack[:: -1 if b else 1]), 0, a) for stack, a, b in stacks)]
+    first = [*states, *(np.zeros(array.shape[1:], array.dtype) for array in order)]
+    stacks = zip(_stacked(written, lambda: run(given["body"], first)[len(states) :]), axes, backward, strict=False)
+    return [*states, *(np.moveaxis(stack[:: -1 if b else 1], 0, a) for stack, a, b in stacks)]
 
 
-def _stacks(given: Values, written: Sequence[Sequence[Any]], others: int) -> list[Sequence[Any]]:
-    """Return what all iterations have written, by output; the shape of none is not known."""
-    if not written and len(given["body"].output) > others:
-        raise NotImplementedError("no iteration")
-    return [*zip(*written, strict=True)]
+def _stacked(written: Sequence[Sequence[Any]], once: Callable[[], Sequence[Any]]) -> list[Any]:
+    """Return what all iterations have written, by output; if there is none, `once` gives arrays of the shapes."""
+    return [np.stack(values)[: len(written)] for values in zip(*(written or [once()]), strict=True)]

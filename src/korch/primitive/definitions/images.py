@@ -64,10 +64,11 @@ def _parts(x: Array, axes: Sequence[_Taps], outside: float) -> Iterator[Array]:
 def _pool(combine: Callable[[Iterator[Array], Given, Sequence[_Taps]], Array], outside: float) -> Definition:
     def pool(inputs: Inputs, attributes: Given) -> Sequence[Array]:
         x = present(inputs, 0)
-        if 0 in x.shape or not DType.of(x.dtype).is_float:
-            raise NotImplementedError("no elements, or integers")
+        if 0 in x.shape:
+            raise NotImplementedError("no elements")
         axes = [_taps(attributes, n, i) for i, n in enumerate(x.shape[2:])]
-        found = combine(_parts(x.astype(np.float64), axes, outside), attributes, axes)
+        least = outside if DType.of(x.dtype).is_float else max(outside, np.iinfo(x.dtype).min)
+        found = combine(_parts(x.astype(np.float64), axes, least), attributes, axes)
         return [found.astype(x.dtype)]
 
     return pool
@@ -164,6 +165,7 @@ def _scales(inputs: Inputs, attributes: Given, shape: Numbers) -> tuple[list[flo
     if sizes is None or not sizes.size:
         if scales is None or len(scales) != len(shape):
             raise NotImplementedError("other scales than axes")
+        # The text also multiplies with the region's length; no shape inference and no runtime does.
         return [float(s) for s in scales], [math.floor(n * float(s)) for n, s in zip(shape, scales, strict=True)]
     ratios, policy = [int(m) / n for m, n in zip(sizes, shape, strict=True)], attributes.get("keep_aspect_ratio_policy")
     if policy in (None, b"stretch"):
@@ -176,13 +178,11 @@ def _resize(inputs: Inputs, attributes: Given) -> Sequence[Array]:
     x, region = present(inputs, 0), optional(inputs, 1)
     is_crop = attributes.get("coordinate_transformation_mode") == b"tf_crop_and_resize"
     is_nearest = attributes.get("mode", b"nearest") == b"nearest"
-    if 0 in x.shape or not (is_nearest or DType.of(x.dtype).is_float):
-        raise NotImplementedError("no elements, or a mean of integers")
+    if 0 in x.shape:
+        raise NotImplementedError("no elements")
     axes = [int(a) % x.ndim for a in attributes.get("axes", range(x.ndim))]
     scales, sizes = _scales(inputs, attributes, [x.shape[a] for a in axes])
     ends = region.reshape(2, len(axes)).astype(float) if is_crop and region is not None else np.array([[0.0], [1.0]])
-    if is_crop and optional(inputs, 3) is None and (ends != [[0], [1]]).any():
-        raise NotImplementedError("the size of the output depends on the region")
     found, is_inside = x if is_nearest else x.astype(np.float64), np.ones((1,) * x.ndim, bool)
     for k, (axis, scale, out) in enumerate(zip(axes, scales, sizes, strict=True)):
         n = x.shape[axis]
@@ -193,6 +193,11 @@ def _resize(inputs: Inputs, attributes: Given) -> Sequence[Array]:
         )
     if is_crop:
         found = np.where(is_inside, found, attributes.get("extrapolation_value", 0.0))
+    if DType.of(x.dtype).is_float:
+        return [found.astype(x.dtype)]
+    found = np.where(np.abs(found - np.rint(found)) < 1e-6, np.rint(found), found)  # it is no rounding error
+    if (found < np.iinfo(x.dtype).min).any() or (found > np.iinfo(x.dtype).max).any():
+        raise NotImplementedError("integers that overflow")
     return [found.astype(x.dtype)]
 
 
