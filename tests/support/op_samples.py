@@ -1,4 +1,4 @@
-"""Compares PyTorch's own samples of its operators, each as a module of one call, with eager mode.
+"""Compares PyTorch's own samples of its operators, exported as modules of calls, with eager mode.
 
     python -m tests.support.op_samples [--results build/op_samples.jsonl] [--samples 8] [--jobs 1] [--only NAME ...]
 
@@ -13,7 +13,7 @@ import json
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,48 +28,82 @@ from tests.support.workers import answer_lines, run_in_workers
 DTYPES = {"float32": torch.float32, "int64": torch.int64}
 LIMIT_S = 300
 
+_Call = tuple[Sequence[Any], Any]
+"""The leaves of the arguments of a call, and their form."""
 
-class _Call(torch.nn.Module):  # type: ignore[misc]
-    """A call of an operator: tensors are inputs, and all other arguments are constants."""
 
-    def __init__(self, function: Any, leaves: Sequence[Any], spec: Any) -> None:
+class _Calls(torch.nn.Module):  # type: ignore[misc]
+    """Calls of a function: tensors are inputs, and all other arguments are constants."""
+
+    def __init__(self, function: Any, calls: Sequence[_Call]) -> None:
         super().__init__()
-        self.function, self.leaves, self.spec = function, leaves, spec
+        self.function, self.calls = function, calls
 
     def forward(self, *tensors: Any) -> Any:
-        given = iter(tensors)
-        leaves = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in self.leaves]
-        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        return self.function(*args, **kwargs)
+        given, results = iter(tensors), []
+        for leaves, spec in self.calls:
+            own = [next(given) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            args, kwargs = pytree.tree_unflatten(own, spec)
+            results.append(self.function(*args, **kwargs))
+        return results
 
 
-def verdict(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[str, str]:
-    """Return what becomes of one call: right, refused, wrong, crash or none (PyTorch itself fails), and a message."""
-    leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
-    module = _Call(function, leaves, spec).eval()
-    tensors = [leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor)]
+def verdicts(function: Any, samples: Sequence[tuple[Sequence[Any], dict[str, Any]]]) -> list[tuple[str, str]]:
+    """Return what becomes of calls of a function.
+
+    Args:
+        function: an operator.
+        samples: the arguments of the calls, and their keyword arguments.
+
+    Returns:
+        For each call right, refused, wrong, crash or none (PyTorch itself fails), and a message.
+    """
+    calls = [pytree.tree_flatten((tuple(args), kwargs)) for args, kwargs in samples]
+    eager = [_eager(function, call) for call in calls]
+    computed = [(call, right) for call, (right, error) in zip(calls, eager, strict=True) if error is None]
+    found = iter(_verdicts(function, computed))
+    return [next(found) if error is None else ("none", error) for _, error in eager]
+
+
+def _eager(function: Any, call: _Call) -> tuple[Any, str | None]:
+    """Return what PyTorch computes, and its error, if there is one."""
+    with torch.no_grad():
+        try:
+            return _Calls(function, [call])(*_tensors([call]))[0], None
+        except Exception as error:  # noqa: BLE001 - foreign code, whose errors have no base
+            return None, f"{error}"[:200]
+
+
+def _tensors(calls: Sequence[_Call]) -> list[Any]:
+    return [leaf.detach().clone() for leaves, _ in calls for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _verdicts(function: Any, calls: Sequence[tuple[_Call, Any]]) -> list[tuple[str, str]]:
+    """Return the verdicts on calls with PyTorch's results; they are exported together if that is possible."""
+    if not calls:
+        return []
+    own = [call for call, _ in calls]
     try:
-        with torch.no_grad():
-            wanted = module(*(tensor.clone() for tensor in tensors))
-    except Exception as error:  # noqa: BLE001 - foreign code, whose errors have no base
-        return "none", f"{error}"[:200]
-    try:
-        text = difference(exported_results(module, [tensor.clone() for tensor in tensors]), wanted)
-    except KorchError as error:
-        return "refused", f"{error}"[:300]
-    except Exception as error:  # noqa: BLE001 - anything else is what is looked for
-        return "crash", f"{type(error).__name__}: {error}"[:300]
-    return ("wrong", text) if text else ("right", "")
+        found = exported_results(_Calls(function, own).eval(), _tensors(own))
+        texts = [difference(result, right) for result, (_, right) in zip(found, calls, strict=True)]
+    except Exception as error:  # noqa: BLE001 - a refusal, or a crash, which is what is looked for
+        if len(calls) > 1:
+            middle = len(calls) // 2
+            return _verdicts(function, calls[:middle]) + _verdicts(function, calls[middle:])
+        if isinstance(error, KorchError):
+            return [("refused", f"{error}"[:300])]
+        return [("crash", f"{type(error).__name__}: {error}"[:300])]
+    return [("wrong", text) if text else ("right", "") for text in texts]
 
 
-def _verdicts(name: str, variant: str, dtype: str, count: int) -> Iterator[tuple[str, str]]:
+def _of_operator(name: str, variant: str, dtype: str, count: int) -> list[tuple[str, str]]:
     from torch.testing._internal.common_methods_invocations import op_db
 
     (operator,) = (o for o in op_db if o.name == name and o.variant_test_name == variant)
     if not operator.supports_dtype(DTYPES[dtype], "cpu"):
-        return
-    for sample in islice(operator.sample_inputs("cpu", DTYPES[dtype]), count):
-        yield verdict(operator.op, (sample.input, *sample.args), sample.kwargs)
+        return []
+    samples = islice(operator.sample_inputs("cpu", DTYPES[dtype]), count)
+    return verdicts(operator.op, [((sample.input, *sample.args), sample.kwargs) for sample in samples])
 
 
 def _run(line: str, count: int) -> dict[str, Any]:
@@ -77,9 +111,9 @@ def _run(line: str, count: int) -> dict[str, Any]:
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = list(_verdicts(name, variant, dtype, count))
+        found = _of_operator(name, variant, dtype, count)
     texts = dict.fromkeys(f"{what}: {text}" for what, text in found if what in ("wrong", "crash", "refused"))
-    return {"item": line, "counts": Counter(what for what, _ in found), "texts": list(texts)[:4]}
+    return {"item": line, "counts": Counter(what for what, _ in found), "texts": list(texts)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
