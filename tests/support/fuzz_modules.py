@@ -130,7 +130,7 @@ def _arithmetic(rng: np.random.Generator, x: Any) -> Any:
         lambda x: x.sign() * x.abs().log1p(),
         lambda x: torch.floor_divide(x, 0.7),
         lambda x: x.remainder(0.9),
-        lambda x: torch.nan_to_num(1 / x),
+        lambda x: torch.nan_to_num(1 / x, 1.0, 9.0, 9.0),  # the sign of a zero is not defined after all steps
         lambda x: x.maximum(x.mean()),
         lambda x: torch.hypot(x, x.roll(1, -1)),
     )
