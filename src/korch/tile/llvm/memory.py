@@ -132,22 +132,20 @@ class Memory:
             name = "llvm.x86.avx2.permps" if place.kind == "float" else "llvm.x86.avx2.permd"
         return emit.call(name, place.kind, lanes, whole, at)
 
-    def square(self, place: Place, lanes: int, side: int, step: int) -> list[SsaValue]:
-        """Print vectors of which element i of vector j is at i * step + j, for four-byte elements.
+    def square(self, place: Place, lanes: int, step: int) -> list[SsaValue]:
+        """Print four vectors of which element i of vector j is at i * step + j, for four-byte elements.
 
-        Parts of four elements of rows 0, 4, 8, ... are loaded directly into their parts of a register; then the blocks
-        of 4 x 4 elements that each part forms across four vectors are transposed.
+        Four elements each of rows 0, 4, 8, ... are loaded directly into their parts of a register; then the blocks of
+        4 x 4 elements that each part forms across four vectors are transposed.
         """
         if lanes == 1:
-            return [self._raw(place, self.offset(place, j), 1) for j in range(side)]
-        shuffle, found = self.emit.shuffle, []
-        for j in range(0, side, 4):
-            x = [self._fourth_rows(place, lanes, step, i * step + j) for i in range(4)]
-            low = [i // 4 * 4 + i % 4 // 2 + i % 2 * lanes for i in range(lanes)]
-            y = [shuffle(x[2 * i], x[2 * i + 1], [n + k for n in low]) for i in range(2) for k in (0, 2)]
-            pairs = [i // 4 * 4 + i % 2 + i % 4 // 2 * lanes for i in range(lanes)]
-            found += [shuffle(y[i], y[i + 2], [n + k for n in pairs]) for i in range(2) for k in (0, 2)]
-        return found
+            return [self._raw(place, self.offset(place, j), 1) for j in range(4)]
+        shuffle = self.emit.shuffle
+        x = [self._fourth_rows(place, lanes, step, i * step) for i in range(4)]
+        low = [i // 4 * 4 + i % 4 // 2 + i % 2 * lanes for i in range(lanes)]
+        y = [shuffle(x[2 * i], x[2 * i + 1], [n + k for n in low]) for i in range(2) for k in (0, 2)]
+        pairs = [i // 4 * 4 + i % 2 + i % 4 // 2 * lanes for i in range(lanes)]
+        return [shuffle(y[i], y[i + 2], [n + k for n in pairs]) for i in range(2) for k in (0, 2)]
 
     def _fourth_rows(self, place: Place, lanes: int, step: int, at: int) -> SsaValue:
         if lanes == 4:

@@ -11,7 +11,7 @@ from korch.tile.ir.index import Expr, add, substitute
 from korch.tile.ir.index import constant as number
 from korch.tile.ir.passes import turns_on
 from korch.tile.ir.program import Accumulate, Axis, Inside, Load, Select, Sink
-from korch.tile.llvm.emit import SsaValue, constant
+from korch.tile.llvm.emit import SHORT_LINES, UNROLLED_TURNS, SsaValue, constant
 from korch.tile.llvm.index import Env, end_of
 from korch.tile.llvm.memory import Place
 from korch.tile.llvm.points import PointVector
@@ -21,6 +21,9 @@ from korch.tile.lower.loops import ALIASED_ELEMENTS, LINE_ELEMENTS, is_across, s
 
 ALIASED_SIDE = 8
 """The maximum rows written together if they map to the same L1 sets: a number that these sets can hold."""
+
+FOUR = 4
+"""The vectors of a square that are transposed together."""
 
 UNROLLED_OPERATIONS = 12
 """The maximum operations of a square whose code is unrolled."""
@@ -279,60 +282,42 @@ class NestPrinter(SumPrinter):
     def _square_stores(self, points: PointVector) -> None:
         """Print the loads of the squares that begin at a point of the across axis, and the stores of their vectors.
 
-        The vectors of one square stay in registers; those of several are stored, because there are too few registers.
+        Four vectors of each square are loaded at a time, which fit in registers.
         """
         across, emit = self.pass_.across, self.emit
         live, first = self._live(points.ranges), points.env[across]
         loads = [op for op in live if isinstance(op, Load) and self.all_hold(op.guards, points.ranges) is not False]
         squares = [op for op in loads if is_across(op, points.variable, across, points.ranges)]
-        is_unrolled = len(live) <= UNROLLED_OPERATIONS
-        read: list[Callable[[SsaValue], SsaValue]]
-        if len(squares) == 1 and is_unrolled:
-            vectors = self._square(squares[0], points)
-            read = [lambda side: vectors[int(side.text)]]
-        else:
-            read = [self._in_memory(op, points) for op in squares]
 
-        def one(side: SsaValue) -> None:
-            self.squares = {op.name: at(side) for op, at in zip(squares, read, strict=True)}
-            self.compute_and_store(replace(points, env={**points.env, across: emit.add(first, side)}))
+        def four(side: SsaValue) -> None:
+            vectors = {op.name: self._square(op, points, side) for op in squares}
+            for i in range(FOUR):
+                self.squares = {name: own[i] for name, own in vectors.items()}
+                at = emit.add(first, emit.add(side, emit.index(i)))
+                self.compute_and_store(replace(points, env={**points.env, across: at}))
             self.squares = {}
 
-        if is_unrolled:
-            for i in range(self.side):
-                one(emit.index(i))
-        else:
-            emit.loop(emit.index(0), emit.index(self.side), 1, one)
+        for op in squares:
+            self._fetch_squares(op, points)
+        cost = SHORT_LINES // UNROLLED_TURNS if len(live) <= UNROLLED_OPERATIONS else SHORT_LINES
+        emit.loop(emit.index(0), emit.index(self.side), FOUR, four, cost=cost)
 
-    def _in_memory(self, op: Load, points: PointVector) -> Callable[[SsaValue], SsaValue]:
-        """Print the stores of a square's vectors on the stack; return the function that prints the load of one."""
-        vectors, emit = self._square(op, points), self.emit
-        kind = vectors[0].kind
-        base = emit.array(kind, self.side * points.lanes)
-
-        def at(side: SsaValue) -> Place:
-            self.context.era += 1
-            own = emit.place(kind, base, emit.times(side, points.lanes))
-            return Place(own, op.dtype, kind, emit.depth, self.context.era)
-
-        for i, vector in enumerate(vectors):
-            self.memory.store(at(emit.index(i)), vector)
-        return lambda side: self.memory.load(at(side), points.lanes)
-
-    def _square(self, op: Load, points: PointVector) -> list[SsaValue]:
-        index = substitute(op.index, {}, points.ranges)
+    def _square(self, op: Load, points: PointVector, side: SsaValue) -> Sequence[SsaValue]:
+        """Print the loads of vectors of a square, the first one at `side`."""
+        index, emit = substitute(op.index, {}, points.ranges), self.emit
         step, kind = index.coefficient(points.variable) or 0, self.context.kinds[op.buffer]
 
         def load() -> list[SsaValue]:
-            return self.memory.square(self.place(op.buffer, index, points.env), points.lanes, self.side, step)
+            place = self.place(op.buffer, index, points.env)
+            return self.memory.square(replace(place, at=emit.place(kind, place.at, side)), points.lanes, step)
 
-        zeros = [constant(kind, 0, points.lanes)] * self.side
-        found = self.emit.branch(self.condition(op.guards, points), load, lambda: zeros)
-        self._fetch_squares(op.buffer, index, step, points)
-        return list(found)
+        zeros = [constant(kind, 0, points.lanes)] * FOUR
+        return emit.branch(self.condition(op.guards, points), load, lambda: zeros)
 
-    def _fetch_squares(self, buffer: str, index: Expr, step: int, points: PointVector) -> None:
+    def _fetch_squares(self, op: Load, points: PointVector) -> None:
         """Print prefetches of later squares; from memory, if results are written past the caches."""
+        index = substitute(op.index, {}, points.ranges)
+        step = index.coefficient(points.variable) or 0
         if self.across is None or points.lanes == 1 or not (self.is_streamed or self.fetches.written):
             return
         places = [(self.side, 3), (FAR_SQUARES * self.side, 2)]
@@ -343,4 +328,4 @@ class NestPrinter(SumPrinter):
         for ahead, locality in places:
             for i in range(points.lanes):
                 at = add(index, number(ahead + i * step))
-                self.emit.prefetch(self.place(buffer, at, points.env).at, locality=locality)
+                self.emit.prefetch(self.place(op.buffer, at, points.env).at, locality=locality)
