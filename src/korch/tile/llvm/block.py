@@ -114,8 +114,10 @@ class BlockPrinter:
         rows: the axes of rows.
         terms: the axes of terms.
         vector: the step between adjacent vectors of the second operand.
+        count: how many of the innermost terms there are.
         finish: prints what takes the sums; None if they are stored.
         is_zeroed: whether sums begin with 0.
+        rescale: the factors by which the sums of the rows are multiplied first, or None.
     """
 
     context: KernelContext
@@ -124,8 +126,10 @@ class BlockPrinter:
     rows: Sequence[Axis]
     terms: Sequence[Axis]
     vector: int
+    count: SsaValue
     finish: SumsPrinter | None
     is_zeroed: bool = True
+    rescale: OperandSide | None = None
 
     def __post_init__(self) -> None:
         self.emit, self.lanes = self.context.emit, self.context.lanes
@@ -203,7 +207,14 @@ class BlockPrinter:
     def _begin(self, block: SumBlock, r: int, v: int) -> SsaValue:
         if self.is_zeroed:
             return constant("float", 0.0, self.lanes)
-        return self.context.memory.load(self._place_of_sum(block, r, v), self.lanes, block.mask_of(v))
+        found = self.context.memory.load(self._place_of_sum(block, r, v), self.lanes, block.mask_of(v))
+        if self.rescale is None:
+            return found
+        emit, step, kind = self.emit, even_step(self.rows, self.rescale.steps), self.rescale.kind
+        if step is None or self.rescale.is_panel:
+            raise refused("only factors of rows rescale the sums of a contraction")
+        at = emit.place(kind, self.rescale.at, emit.times(block.row, step))
+        return emit.op("fmul", found, self.loaded(self.rescale, emit.place(kind, at, emit.index(r * step))))
 
     # Terms
 
@@ -226,7 +237,7 @@ class BlockPrinter:
         self, block: SumBlock, at: tuple[SsaValue, SsaValue, SsaValue], sums: Sequence[SsaValue]
     ) -> Sequence[SsaValue]:
         """Print the loop over adjacent terms."""
-        emit, extent = self.emit, self.terms[-1].extent
+        emit, extent = self.emit, self.count.number
         from_a, from_b, before = at
         a_step, b_step = (side.steps[self.terms[-1].name] for side in (self.a, self.b))
 
@@ -237,11 +248,13 @@ class BlockPrinter:
                 own = self._added(block, (a_at, u * a_step), (b_at, u * b_step), own)
             return own
 
-        if extent <= UNROLLED and extent * len(sums) <= MOST_UNROLLED:
+        if extent is not None and extent <= UNROLLED and extent * len(sums) <= MOST_UNROLLED:
             return several(extent, emit.index(0), sums)
-        whole = extent // UNROLL * UNROLL
-        sums = emit.loop(emit.index(0), emit.index(whole), UNROLL, lambda k, *own: several(UNROLL, k, own), *sums)
-        return several(extent - whole, emit.index(whole), sums)
+        whole = emit.op("and", self.count, emit.index(-UNROLL)) if extent is None else emit.index(extent & -UNROLL)
+        sums = emit.loop(emit.index(0), whole, UNROLL, lambda k, *own: several(UNROLL, k, own), *sums)
+        if extent is None:
+            return emit.loop(whole, self.count, 1, lambda k, *own: several(1, k, own), *sums)
+        return several(extent % UNROLL, whole, sums)
 
     def _prefetch(self, block: SumBlock, term: SsaValue) -> None:
         emit = self.emit

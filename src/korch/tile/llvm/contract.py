@@ -31,18 +31,13 @@ def refused_contraction(program: TileProgram, step: Contract) -> str:
     operands = [program.buffer(at.buffer) for at in (step.out, step.a, step.b)]
     if step.product is not Product.F32 or any(buffer.dtype.value != "f32" for buffer in operands):
         return f"contractions by {step.product.value}"
-    if step.rescale is not None or step.factor is not None or leaves_out(step) or is_by_lanes(step):
+    if step.factor is not None or leaves_out(step) or is_by_lanes(step):
         return "contractions of windows, or with factors"
     if {*step.where} - {*kept_guards(step)}:
         return "contractions with guards"
-    first, second = operands[1:]
-    if panels(first) is not None or any(axis.ragged for axis in step.axes if axis.is_reduced):
-        return "contractions of panels on both sides, or with terms that are cut"
-    if sides_of(step)[1].extent == 1:
-        return ""
-    return (
-        "" if panels(second) is not None or step.b.index.coefficient(sides_of(step)[1].name) == 1 else "strided columns"
-    )
+    second, columns = operands[2], sides_of(step)[1]
+    is_along = panels(second) is not None or step.b.index.coefficient(columns.name) == 1
+    return "" if columns.extent == 1 or is_along else "strided columns"
 
 
 @dataclass(frozen=True)
@@ -103,7 +98,7 @@ class ContractPrinter:
             steps[axis.name] = slope
         columns = sides_of(self.step)[1]
         if columns.extent == 1:
-            steps[columns.name] = 0 if at is self.step.a else 1
+            steps[columns.name] = 0 if at is self.step.a or at is self.step.rescale else 1
         start = substitute(index, {axis.name: number(0) for axis in self.step.axes}, self.ranges)
         if layout is not None:
             start = in_rows(buffer, layout, start, self.ranges)
@@ -125,16 +120,19 @@ class ContractPrinter:
         second = self.context.program.buffer(step.b.buffer)
         vector, strip = strips(second, self.registers.vectors, self.lanes, b.steps[self.columns.name])
         finish = self.sums.finish and SumsPrinter(self.context, self.grid, step, self.sums.finish, env)
+        terms = joined(terms, a.steps, b.steps)
         self.printer = BlockPrinter(
             self.context,
             self.registers,
             (out, a, b),
             self.rows,
-            joined(terms, a.steps, b.steps),
+            terms,
             vector,
+            self._end(terms[-1], env),
             finish or None,
+            self.sums.is_zeroed,
+            self._side(step.rescale, env) if step.rescale is not None else None,
         )
-        self.printer.is_zeroed = self.sums.is_zeroed
         self.a, self.b = a, b
         self.count = self.emit.times(self._end(self.rows[0], env), math.prod(axis.extent for axis in self.rows[1:]))
         self._strips(self._end(self.columns, env), vector, strip, self._after(terms))
@@ -146,8 +144,8 @@ class ContractPrinter:
         is_mixed = a.steps[self.columns.name] or any(b.steps[x.name] for x in self.rows)
         if is_mixed or any(out.steps[x.name] for x in terms):
             raise refused("an operand of a contraction has an axis of the other")
-        if b.steps[self.columns.name] != 1:
-            raise refused(f"buffer {b.buffer} is not read along its columns")
+        if b.steps[self.columns.name] != 1 or a.is_panel:
+            raise refused(f"buffer {b.buffer} is not read along its columns, or {a.buffer} not along its rows")
 
     def _after(self, terms: Sequence[Axis]) -> SsaValue | None:
         """Print the address of the next contraction's second operand, if it follows this one's in memory."""
