@@ -14,12 +14,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
 from korch.candidate.candidate import Group, Refusal
 from korch.measure import compiler
-from korch.measure.compiler import NATIVE_FOLDER, Builder
+from korch.measure.compiler import NATIVE_FOLDER, Builder, is_llvm
 from korch.measure.toolchain import FLAGS, ISA_COMPILER_FLAGS
 from korch.primitive.ops.layout import PadAttributes
 from korch.primitive.ops.linear import ConvAttributes
@@ -155,6 +156,15 @@ def _clang() -> tuple[str, ...] | None:
     return None
 
 
+def _assembly_of(text: str) -> str:
+    """Return the assembly of a module of LLVM IR."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    module = llvm.parse_assembly(text)
+    machine = llvm.Target.from_triple(module.triple).create_target_machine(opt=2, reloc="pic")
+    return str(machine.emit_assembly(module))
+
+
 def _assemble(command: tuple[str, ...], provider, groups: list[Group], target: Target, folder: Path) -> list[str]:
     """Return the assembly of all kernels that a provider offers for some groups."""
     texts = []
@@ -164,6 +174,9 @@ def _assemble(command: tuple[str, ...], provider, groups: list[Group], target: T
         for offer in offers:
             kernel = provider().build(group, offer, target)
             assert not isinstance(kernel, Refusal), kernel.reason
+            if is_llvm(kernel.source):
+                texts.append(_assembly_of(kernel.source))
+                continue
             source, output = folder / f"{len(texts)}.cpp", folder / f"{len(texts)}.s"
             source.write_text(kernel.source)
             done = subprocess.run(

@@ -14,10 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from korch.errors import CompileError
-from korch.measure.compiler import NATIVE_FOLDER
+from korch.measure.compiler import NATIVE_FOLDER, is_llvm
+from korch.measure.llvm_process import compile_llvm
 from korch.measure.toolchain import FLAGS
 from korch.primitive.op import Array
 from korch.provider.provider import Kernel
+from korch.system.deadline import Deadline
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 
@@ -65,14 +67,26 @@ class Emulated:
             CompileError: the compiler rejects them.
         """
         calls = [f'  if (!strcmp(words[1], "{k.symbol}")) code = {k.symbol}_run(nullptr, buffers);' for k in kernels]
-        sources = dict.fromkeys(kernel.source for kernel in kernels)
-        text = "\n".join((*sources, _MAIN.replace("@CALLS@", "\n".join(dict.fromkeys(calls)))))
+        sources = dict.fromkeys(text for kernel in kernels for text in (kernel.source, *kernel.units))
+        heads = {f'extern "C" int {k.symbol}_run(void*, void* const*);' for k in kernels if is_llvm(k.source)}
+        own = [text for text in sources if not is_llvm(text)]
+        text = "\n".join((*own, *sorted(heads), _MAIN.replace("@CALLS@", "\n".join(dict.fromkeys(calls)))))
         source = self.folder / "kernels.cpp"
         source.write_text(text)
-        command = [COMPILER, *FLAGS, "-fopenmp", f"-I{NATIVE_FOLDER}", str(source), "-o", str(self.folder / "kernels")]
+        objects = [self._object(i, text) for i, text in enumerate(filter(is_llvm, sources))]
+        command = [COMPILER, *FLAGS, "-fopenmp", f"-I{NATIVE_FOLDER}", str(source), *objects]
+        command += ["-o", str(self.folder / "kernels")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise CompileError(f"{COMPILER} refused the kernels: {done.stderr[:2000]}")
+
+    def _object(self, number: int, text: str) -> str:
+        """Compile a module of LLVM IR; return the name of the object."""
+        source = self.folder / f"kernel{number}.ll"
+        source.write_text(text)
+        target = source.with_suffix(".o")
+        compile_llvm(source, target, Deadline())
+        return str(target)
 
     def run(self, kernel: Kernel, buffers: Sequence[Array]) -> int:
         """Run a kernel on arrays of bytes, which are updated in place; return the exit status."""

@@ -52,6 +52,7 @@ ISAS = {
         Isa("avx512_vnni", features=_VNNI),
         Isa("avx512", features=_AVX512),
         Isa("avx2", features=_AVX2),
+        Isa("neon", "aarch64-unknown-linux-gnu", ("neon",)),
         Isa("generic"),
     )
 }
