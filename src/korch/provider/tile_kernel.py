@@ -14,10 +14,9 @@ from korch.target import Target
 from korch.tile.analysis.shares import by_rows, shares_of
 from korch.tile.check.check import check_program
 from korch.tile.cpp.print import PrintedCpp, print_cpp
-from korch.tile.ir.parameters import PART, by_outer, parametric, whole
-from korch.tile.ir.program import Contract, Load, Stage, TileProgram, ranges_of
+from korch.tile.ir.parameters import PART, by_outer, parametric
+from korch.tile.ir.program import Contract, TileProgram
 from korch.tile.llvm.print import REGION, PrintedLlvm, print_llvm, refusal
-from korch.tile.lower.loops import is_across
 
 logger = logging.getLogger("korch.provider")
 
@@ -80,19 +79,8 @@ def in_parameters(program: TileProgram) -> tuple[TileProgram, Mapping[str, Count
 
 
 def _is_faster_in_cpp(program: TileProgram) -> bool:
-    """Return whether a program has steps whose kernels took longer when they were printed as LLVM IR.
-
-    These are passes that transpose squares of several loads. Contractions were not compared on enough shapes yet.
-    """
-    for stage in whole(program).stages:
-        for loops, step in stage.leaves:
-            if isinstance(step, Contract):
-                return True
-            ranges = ranges_of(Stage((*stage.grid, *(loop.axis for loop in loops)), ()), step)
-            squares = [op for op in step.ops if isinstance(op, Load) and step.across]
-            if sum(is_across(op, step.vector, step.across, ranges) for op in squares) > 1:
-                return True
-    return False
+    """Return whether a program has contractions: they were not compared on enough shapes yet."""
+    return any(isinstance(step, Contract) for stage in program.stages for _, step in stage.leaves)
 
 
 def printed_kernel(program: TileProgram, printed: PrintedCpp | PrintedLlvm) -> Kernel:
