@@ -17,7 +17,6 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.provider.families import Families
 from korch.provider.faults import Faults
 from korch.provider.provider import CUDA_ENTRY_POINT_GROUP, load_providers
-from korch.ranges.plan import RangePlan
 from korch.runtime.bind import PlanStep
 from korch.runtime.record import ModelRecord
 from korch.system.deadline import Deadline
@@ -112,7 +111,6 @@ def maker(
     model: ModelRecord | None,
     certificate: object,
     runs_tasks: bool = False,
-    ranges: RangePlan | None = None,
     families: Families | None = None,
 ) -> Make:
     """Return a function that builds an executable from a plan's kernels.
@@ -124,7 +122,6 @@ def maker(
         model: the model that the graph was made from.
         certificate: what the search proved about the plan.
         runs_tasks: whether threads wait for single tasks, not for whole kernels (on CPUs only).
-        ranges: how plans serve smaller sizes, for which their kernels compute only the needed part (on CPUs only).
         families: the kernels for other sizes, with which the kernels of the plan share code (on CPUs only).
     """
     from korch.runtime.build import Origin
@@ -148,12 +145,9 @@ def maker(
         from korch.measure.cpu import CpuMeter
         from korch.runtime.build import build
         from korch.runtime.executable import Executable
-        from korch.runtime.trim import trim_steps
 
         if not isinstance(meter, CpuMeter):
             raise AssertionError("a meter of another target")
-        if ranges is not None:
-            steps = trim_steps(graph, steps, ranges, meter.target, meter.build)
         if families is not None:
             steps = _sharing(steps, families, meter.builder)
         return Executable(build(graph, steps, meter.target, meter.builder, origin, parts))

@@ -22,6 +22,7 @@ from korch.primitive.graph import GraphBuilder
 from korch.primitive.types import ValueType
 from korch.provider import provider as providers
 from korch.provider.generated import GeneratedProvider
+from korch.ranges.served import Served
 from korch.report.explain import faults, summary
 from korch.search.instance import Answers, collect_candidates
 from korch.target import Target
@@ -136,15 +137,11 @@ def test_an_error_of_build_excludes_the_candidate_in_this_search_only(built: Any
 
 
 def test_an_error_in_leaving_out_what_a_size_needs_excludes_the_candidate(cache_folder: Path) -> None:
-    def fails(candidate: object, kernel: object) -> None:
-        raise IndexError("sizes")
-
     group = negation()
     offer = Offer((PLAIN,), (PLAIN,))
     with CpuMeter(Options(threads=1, cache_folder=cache_folder), [Broken(built="kernel")]) as meter:
-        meter.sized = fails  # type: ignore[assignment]
-        served = Candidate(group, "broken", offer, served=object())  # type: ignore[arg-type]
-        assert isinstance(meter.timed_kernel(served), Refusal)
+        served = Candidate(group, "broken", offer, served=Served((), {}, (1,)))  # not of this group
+        assert isinstance(meter.kernel(served), Refusal)
         assert len(meter.faults.counts()) == 1
 
 

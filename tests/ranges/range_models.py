@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx
 
+from korch.candidate.candidate import Candidate
 from korch.fission import fission
 from korch.frontend.onnx import load_model, read_model
 from korch.inputs import random_arrays
@@ -17,9 +19,12 @@ from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
 from korch.ranges.binding import Bound, binding_of, dimensions_of
+from korch.ranges.filled import ends
 from korch.ranges.form import Factor, Sizes
 from korch.ranges.masked import Masked, masked
+from korch.ranges.needed import in_whole_vectors, needs_of_plan
 from korch.ranges.samples import LEAST_PLANNED
+from korch.ranges.served import Served
 from korch.runtime.padding import OutputCut, Padded
 
 Shapes = Mapping[str, Sequence[Bound]]
@@ -68,6 +73,20 @@ def masked_model(source: bytes, shapes: Shapes) -> Masked:
     return masked(
         dimensions, largest, lambda sizes: primitives(source, shapes, sizes), compared_numbers(read_model(source))
     )
+
+
+def as_served(whole: Masked, graph: PrimitiveGraph, candidates: Sequence[Candidate], lanes: int) -> list[Candidate]:
+    """Return candidates of a masked graph, to which alternatives may have been added, as in a plan for its sizes."""
+    found = in_whole_vectors(ends(graph, whole.plan), lanes)
+    needed = needs_of_plan(graph, whole.plan, found)
+
+    def served(candidate: Candidate) -> Candidate:
+        own = {i: found[p] for i, p in enumerate(candidate.group.numbers_in(graph)) if p in found}
+        needs = tuple(needed.get(value, {}) for value in candidate.group.outputs)
+        is_whole = candidate.offer.is_in_place or not (own or any(needs))
+        return candidate if is_whole else replace(candidate, served=Served(needs, own, whole.plan.sizes))
+
+    return list(map(served, candidates))
 
 
 def padded(whole: Masked, feeds: Mapping[str, Array]) -> dict[str, Array]:

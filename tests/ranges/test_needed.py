@@ -12,7 +12,7 @@ from korch.primitive.ops.reduce import ReduceAttributes
 from korch.primitive.types import ValueType
 from korch.ranges.form import Extent, Factor, extent
 from korch.ranges.masked import Masked
-from korch.ranges.needed import Need, needs
+from korch.ranges.needed import Need, before_reshape, needs_of_plan
 from korch.ranges.plan import RangePlan
 from korch.runtime.padding import OutputCut
 from tests.ranges.range_models import bert, conv_net, masked_model, pyramid, vit
@@ -21,8 +21,7 @@ N = frozenset((extent(0),))
 
 
 def found_needs(whole: Masked) -> dict[int, Need]:
-    numbers = list(range(len(whole.graph.primitives)))
-    return needs(whole.graph, numbers[1::2] + numbers[::2], whole.plan)  # in any order
+    return needs_of_plan(whole.graph, whole.plan, {})
 
 
 def by_op(graph: PrimitiveGraph, found: dict[int, Need], op: str) -> list[Need]:
@@ -91,8 +90,6 @@ def needed_mask(shape: tuple[int, ...], need: Need, sizes: tuple[int, ...]) -> n
 
 
 def test_parts_of_joined_axes_are_needed() -> None:
-    from korch.ranges.needed import before_reshape
-
     assert before_reshape((2, 8, 6), (2, 48), {1: frozenset((Extent(0, 6),))}) == {1: N}
     assert before_reshape((2, 48), (2, 8, 6), {1: N}) == {1: frozenset((Extent(0, 6),))}
     assert before_reshape((2, 8, 6), (16, 6), {0: N}) == {0: frozenset((extent(0).then(7, 8),))}
@@ -112,7 +109,7 @@ def test_what_nothing_reads_makes_nothing_needed() -> None:
     graph = builder.freeze()
     graph = replace(graph, outputs=graph.outputs[:1])
     form = ((Factor(8, extent(0)),), (Factor(4),))
-    found = needs(graph, range(len(graph.primitives)), RangePlan((8,), (form,), (form,)))
+    found = needs_of_plan(graph, RangePlan((8,), (form,), (form,)), {})
     value_of = {primitive.op: primitive.output for primitive in graph.primitives}
     assert found[value_of["exp"]] == {0: N}
     assert value_of["reduce_sum"] not in found

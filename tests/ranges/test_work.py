@@ -12,25 +12,25 @@ from functools import cache, partial
 import numpy as np
 import pytest
 
-from korch.candidate.candidate import Candidate, Refusal, make_group
+from korch.candidate.candidate import Candidate, Offer, Refusal, make_group
 from korch.equivalence.rules.winograd import CONV3X3_IS_WINOGRAD
 from korch.equivalence.saturate import saturate
 from korch.primitive.graph import PrimitiveGraph
 from korch.provider.attention import AttentionProvider
 from korch.provider.conv import ConvProvider
+from korch.provider.for_sizes import kernel_for_sizes
 from korch.provider.gemm import GemmProvider
 from korch.provider.generated import GeneratedProvider
 from korch.provider.provider import AnyProvider, Kernel
 from korch.provider.winograd import WinogradProvider
 from korch.ranges.binding import dimensions_of
 from korch.ranges.form import Sizes
-from korch.runtime.bind import PlanStep
-from korch.runtime.trim import trim_steps
+from korch.ranges.masked import Masked
 from korch.target import Target
 from korch.tile.check.points import Points
 from korch.tile.ir.bind import bind
 from korch.tile.ir.program import Accumulate, Apply, At, Contract, Level, Load, Pass, Select, Store, TileProgram
-from tests.ranges.range_models import Shapes, masked_model, model_of, models_in, primitives, shapes_of
+from tests.ranges.range_models import Shapes, as_served, masked_model, model_of, models_in, primitives, shapes_of
 
 MOST = 1.15
 """The work for a range at a size, at most, as a multiple of the work of an exact plan's kernel."""
@@ -178,8 +178,10 @@ def work_of(program: TileProgram, values: Mapping[str, int]) -> Work:
     return Work(operations, moved)
 
 
-def kernels_of(graph: PrimitiveGraph, provider: AnyProvider) -> Iterator[tuple[PrimitiveGraph, PlanStep[Kernel]]]:
-    """Yield the kernels by which a provider computes a whole graph, each with the graph of its primitives."""
+def kernels_of(
+    graph: PrimitiveGraph, provider: AnyProvider, whole: Masked | None = None
+) -> Iterator[tuple[Offer, Kernel]]:
+    """Yield the kernels by which a provider computes a whole graph, or that of a range, with their offers."""
     numbers: Sequence[int] = range(len(graph.primitives))
     if provider.name == "winograd":
         graph, _ = saturate(graph, strict=False, rules=(CONV3X3_IS_WINOGRAD,))
@@ -189,9 +191,12 @@ def kernels_of(graph: PrimitiveGraph, provider: AnyProvider) -> Iterator[tuple[P
     group = make_group(graph, numbers, [value for _, value in graph.outputs])
     offers = provider.offer(group, TARGET)
     for offer in () if isinstance(offers, Refusal) else offers:
-        kernel = provider.build(group, offer, TARGET)
+        candidate = Candidate(group, provider.name, offer)
+        if whole is not None:
+            (candidate,) = as_served(whole, graph, [candidate], TARGET.lanes)
+        kernel = kernel_for_sizes(candidate, partial(built, provider))
         if not isinstance(kernel, Refusal) and kernel.program is not None:
-            yield graph, PlanStep(Candidate(group, provider.name, offer), kernel)
+            yield offer, kernel
 
 
 def sizes_of(shapes: Shapes) -> list[Sizes]:
@@ -212,13 +217,11 @@ def excess(name: str) -> dict[tuple[str, str], float]:
     whole = masked_model(source, shapes)
     for by in PROVIDERS:
         exact = {s: list(kernels_of(primitives(source, shapes, s), by)) for s in sizes_of(shapes)}
-        for graph, step in kernels_of(whole.graph, by):
-            offer = step.candidate.offer
-            (sized,) = trim_steps(graph, [step], whole.plan, TARGET, partial(built, by))
-            assert sized.kernel.program is not None
+        for offer, kernel in kernels_of(whole.graph, by, whole):
+            assert kernel.program is not None
             for sizes, others in exact.items():
-                own = work_of(sized.kernel.program, {n: count.at(sizes) for n, count in sized.kernel.counts})
-                offers = [(o.candidate.offer, o.kernel.program) for _, o in others]
+                own = work_of(kernel.program, {n: count.at(sizes) for n, count in kernel.counts})
+                offers = [(o, k.program) for o, k in others]
                 same = [p for o, p in offers if (o.outputs, o.variant) == (offer.outputs, offer.variant)]
                 ratios = [own.ratio(work_of(p, {})) for p in same or [p for _, p in offers] if p is not None]
                 form = by.name, f"{offer.outputs[0]} {offer.variant}".strip()

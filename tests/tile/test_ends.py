@@ -19,9 +19,10 @@ from korch.provider.gemm import GemmProvider
 from korch.provider.generated import GeneratedProvider
 from korch.provider.provider import Kernel
 from korch.provider.tile_kernel import kernel_of
-from korch.ranges.endings import Ending, ended_in
-from korch.ranges.form import extent
-from korch.ranges.needed import live_body
+from korch.ranges.filled import ends
+from korch.ranges.form import Factor, extent
+from korch.ranges.needed import in_whole_vectors, live_body
+from korch.ranges.plan import RangePlan
 from korch.schedule.attention import AttentionBlocking, Attentions, Packing
 from korch.schedule.split_attention import program_of
 from korch.system.alignment import aligned_bytes, round_up
@@ -60,9 +61,12 @@ def attention(rows: int, keys: int, is_fused: bool) -> Group:
 
 def ended(group: Group, axes: Mapping[int, int], step: int) -> Group:
     """Return a group whose reductions end with the size, rounded up to a multiple of a step."""
-    first = min(axes)
-    length = group.input_types[first].shape[axes[first]]
-    found = ended_in(group.body, Ending(extent(0), length, tuple(axes.items()), frozenset()), step)
+    shapes = [type_.shape for type_ in group.input_types]
+    forms = tuple(
+        tuple((Factor(n, extent(0) if axes.get(k) == axis else None),) for axis, n in enumerate(shape))
+        for k, shape in enumerate(shapes)
+    )
+    found = in_whole_vectors(ends(group.body, RangePlan((max(map(max, shapes)),), forms, ())), step)
     assert found
     return replace(group, body=live_body(group.body, [{} for _ in group.outputs], found))
 

@@ -93,6 +93,16 @@ class Group:
         """The position of each input, by its value in the body."""
         return {value: i for i, (_, value) in enumerate(self.body.inputs)}
 
+    def numbers_in(self, graph: PrimitiveGraph) -> list[int]:
+        """Return the numbers of the body's primitives in the graph from which the group was made."""
+        makers = {graph.primitives[p].output: p for p in self.primitives}
+        place = dict(zip((value for _, value in self.body.outputs), self.outputs, strict=True))
+        found = []
+        for primitive in reversed(self.body.primitives):
+            found.append(makers[place[primitive.output]])
+            place |= zip(primitive.inputs, graph.primitives[found[-1]].inputs, strict=True)
+        return found[::-1]
+
     @property
     def plain_layouts(self) -> tuple[tuple[Layout, ...], tuple[Layout, ...]]:
         """The row-major layouts of the inputs and of the outputs."""
@@ -148,7 +158,7 @@ class Candidate:
         provider: the name of the provider.
         offer: how the provider runs the group.
         version: the provider's version.
-        served: in a plan for a range of sizes, what the kernel leaves out, and the sizes for which it is timed.
+        served: in a plan for a range of sizes, what the kernel computes, and the sizes for which it is timed.
     """
 
     group: Group
@@ -159,10 +169,17 @@ class Candidate:
 
     @cached_property
     def key(self) -> str:
-        """The hash of all that its kernel depends on, apart from the target."""
+        """The hash of all that its time depends on, apart from the target."""
+        return self._hash(() if self.served is None else (str(self.served),))
+
+    @cached_property
+    def kernel_key(self) -> str:
+        """The hash of all that its kernel depends on: `key`, but for the sizes for which it is timed."""
+        return self.key if self.served is None else self._hash((self.served.form,))
+
+    def _hash(self, more: Sequence[str]) -> str:
         layouts = " ".join(map(str, (*self.offer.inputs, "->", *self.offer.outputs)))
-        served = () if self.served is None else (str(self.served),)
-        text = "|".join((self.group.key, self.provider, self.version, layouts, self.offer.variant, *served))
+        text = "|".join((self.group.key, self.provider, self.version, layouts, self.offer.variant, *more))
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
     @cached_property

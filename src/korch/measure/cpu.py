@@ -6,11 +6,12 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from korch.candidate.candidate import Candidate
+from korch.candidate.candidate import Candidate, Refusal
 from korch.measure import uncompiled
 from korch.measure.calibrate import FACT, Calibration, Rates, Work, calibrate
 from korch.measure.compiler import NATIVE_FOLDER, Builder, CompileFailure, usable_folder
@@ -22,6 +23,7 @@ from korch.measure.record import Failed, FailureKind, Measured, Record
 from korch.measure.timer import SCRATCH, BufferSpec, Job, Setup, time_kernels
 from korch.measure.toolchain import find_compiler
 from korch.options import Options
+from korch.provider.for_sizes import kernel_for_sizes
 from korch.provider.in_place import InPlaceProvider
 from korch.provider.provider import Kernel, Provider
 from korch.schedule.contraction import is_of_bytes
@@ -143,6 +145,11 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             self.uncompiled[candidate.key] = row
         return found
 
+    def build(self, candidate: Candidate) -> Kernel | Refusal:
+        """Let a candidate's provider build its kernel; with `served`, one that computes what a size needs."""
+        build = partial(kernel_for_sizes, candidate, super().build)
+        return self.faults.survive(candidate.provider, candidate.group, build)
+
     def bound_ns(self, candidate: Candidate) -> int:
         """Return a lower bound of the time of any kernel for a candidate."""
         if candidate.offer.is_in_place:
@@ -196,7 +203,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         cold_bytes = candidate.read_constant_bytes if self.reads_weights_from_memory else 0
         read_bytes, write_bytes = candidate.read_bytes, candidate.write_bytes
         if candidate.served is not None:
-            share = candidate.served.share([type_.shape for type_ in group.output_types])
+            share = candidate.served.share(group.body)
             constant_bytes = candidate.read_constant_bytes
             read_bytes = constant_bytes + int(share * (read_bytes - constant_bytes))
             write_bytes = int(share * write_bytes)
@@ -209,7 +216,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
 
     def begin(self, candidates: Sequence[Candidate]) -> None:
         """Begin to compile candidates that will likely be measured, in parallel with other work."""
-        kernels = (self.timed_kernel(c) for c in candidates if self.known(c) is None)
+        kernels = (self.kernel(c) for c in candidates if self.known(c) is None)
         self.builder.begin([built.source for built in kernels if isinstance(built, Kernel)])
 
     def rest(self) -> None:
@@ -285,7 +292,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
 
     def compile_s(self, candidates: Sequence[Candidate]) -> float:
         """Return the predicted seconds to compile the candidates that are not compiled yet."""
-        built = [self.timed_kernel(c) for c in candidates]
+        built = [self.kernel(c) for c in candidates]
         kernels = [kernel for kernel in built if isinstance(kernel, Kernel)]
         return self.pace.predict_s("compile", self.builder.missing_work([kernel.source for kernel in kernels]))
 

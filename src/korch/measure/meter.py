@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -55,7 +54,6 @@ class CandidateMeter(ABC, Generic[T, K]):
         expect_compiling: called with the predicted seconds to compile the kernels of a first plan.
         pace: the durations of compiling and timing.
         disturbed: the number of runs of kernels in which a thread had no core.
-        sized: returns the kernel that is timed for a candidate with `served`.
     """
 
     target: T
@@ -66,7 +64,6 @@ class CandidateMeter(ABC, Generic[T, K]):
         self.providers = tuple(providers)
         self._provider = {provider.name: provider for provider in providers}
         self._kernels: dict[str, K | Refusal] = {}
-        self._sized: dict[str, K | Refusal] = {}
         self.uncompiled: dict[str, Uncompiled] = {}
         self.faults = Faults()
         self._records: dict[str, Record] = {}
@@ -76,7 +73,6 @@ class CandidateMeter(ABC, Generic[T, K]):
         self.tell: Callable[[str], None] = lambda text: None
         self.pace = Pace()
         self.disturbed = 0
-        self.sized: Callable[[Candidate, K], K] = lambda candidate, kernel: kernel
 
     def __enter__(self) -> Self:
         return self
@@ -155,25 +151,14 @@ class CandidateMeter(ABC, Generic[T, K]):
 
     def kernel(self, candidate: Candidate) -> K | Refusal:
         """Return the kernel that a candidate's provider builds."""
-        if candidate.key not in self._kernels:
-            self._kernels[candidate.key] = self.build(candidate)
-        return self._kernels[candidate.key]
+        if candidate.kernel_key not in self._kernels:
+            self._kernels[candidate.kernel_key] = self.build(candidate)
+        return self._kernels[candidate.kernel_key]
 
     def build(self, candidate: Candidate) -> K | Refusal:
         """Let a candidate's provider build its kernel."""
         provider = self._provider[candidate.provider]
         return self.faults.kernel(provider, candidate.group, candidate.offer, self.target)
-
-    def timed_kernel(self, candidate: Candidate) -> K | Refusal:
-        """Return the kernel that is timed for a candidate; with `served`, the variant that `sized` makes."""
-        if candidate.served is None:
-            return self.kernel(candidate)
-        if candidate.key not in self._sized:
-            built = self.kernel(candidate)
-            if not isinstance(built, Refusal):
-                built = self.faults.survive(candidate.provider, candidate.group, partial(self.sized, candidate, built))
-            self._sized[candidate.key] = built
-        return self._sized[candidate.key]
 
     def refused(self, candidates: Sequence[Candidate]) -> list[Record | None]:
         """Return the record of each candidate whose provider refuses to build it, None for the others."""
@@ -212,7 +197,7 @@ class CandidateMeter(ABC, Generic[T, K]):
     def _time(self, todo: Mapping[str, Candidate], deadline: Deadline) -> None:
         kernels: dict[str, K] = {}
         for key, candidate in todo.items():
-            built = self.timed_kernel(candidate)
+            built = self.kernel(candidate)
             if isinstance(built, Refusal):
                 self.keep(key, _refused(built))
             else:

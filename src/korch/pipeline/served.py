@@ -11,20 +11,17 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from korch.candidate.candidate import Candidate, Group, Offer
+from korch.candidate.candidate import Candidate
 from korch.errors import InfeasibleError
 from korch.measure.cpu import CpuMeter
 from korch.measure.meter import AnyMeter
 from korch.pipeline.run import Run
-from korch.provider.provider import Kernel
-from korch.ranges.endings import Ending, endings_of, read
 from korch.ranges.filled import ends
 from korch.ranges.form import Sizes
 from korch.ranges.masked import Masked
-from korch.ranges.needed import Ends, Need
+from korch.ranges.needed import Ends, Need, in_whole_vectors, needs_of_plan
 from korch.ranges.plan import RangePlan
-from korch.ranges.served import Served, likely_needs
-from korch.runtime.trim import sized
+from korch.ranges.served import Served
 from korch.search.ledger import Ledger
 from korch.search.measure import measure_some
 from korch.search.result import PlanName
@@ -40,54 +37,53 @@ Steps = tuple[Candidate, ...]
 
 
 def time_as_served(tasks: Sequence[BlockTask], joined: Joined, meter: AnyMeter, plan: RangePlan) -> list[BlockTask]:
-    """Make the meter time kernels that leave out the elements that a typical size of the plan does not need.
+    """Return the tasks with candidates whose kernels compute what a size needs, timed for a typical size of the plan.
 
-    Returns:
-        The tasks with candidates that are timed so.
+    Which elements of a value are needed does not depend on the kernels that are chosen, so that they fit together.
     """
     if not isinstance(meter, CpuMeter):
         return [*tasks]
-    target = meter.target
-
-    def as_served(candidate: Candidate, kernel: Kernel) -> Kernel:
-        return sized(kernel, candidate, plan, target, meter.build)
-
-    meter.sized = as_served
     graph = joined.graph
-    found = ends(graph, range(len(graph.primitives)), plan)
-    ended = read(found, [(p, axis) for p, own in found.items() for axis in own], target.lanes)
-    needs = likely_needs(graph, plan, ended)
-    return [_served(task, joined, needs, found, plan) for task in tasks]
+    found = ends(graph, plan)
+    whole_vectors = in_whole_vectors(_in_all_segments(tasks, joined, found), meter.target.lanes)
+    needs = needs_of_plan(graph, plan, whole_vectors)
+    return [_served(task, joined, needs, whole_vectors, plan) for task in tasks]
+
+
+def _in_all_segments(tasks: Sequence[BlockTask], joined: Joined, found: Mapping[int, Ends]) -> dict[int, Ends]:
+    """Return where reductions end that do so in all segments that share a kernel."""
+    common = dict[int, Ends]()
+    for task in tasks:
+        firsts = [joined.first_primitives[i] for i in task.block.instances]
+        for p in range(len(task.block.graph.primitives)):
+            each = [found.get(first + p, {}) for first in firsts]
+            own = {axis: extent for axis, extent in each[0].items() if all(e.get(axis) == extent for e in each)}
+            common |= {first + p: own for first in firsts if own}
+    return common
 
 
 def _served(
-    task: BlockTask, joined: Joined, needs: dict[int, Need], found: Mapping[int, Ends], plan: RangePlan
+    task: BlockTask, joined: Joined, needs: Mapping[int, Need], found: Mapping[int, Ends], plan: RangePlan
 ) -> BlockTask:
-    """Return a block whose candidates have the elements needed in any of its segments, and the ends of reductions."""
+    """Return a block whose candidates compute the elements needed in any of its segments."""
     values = [joined.values[i] for i in task.block.instances]
     known: dict[int, Need] = {}
-    ending: dict[tuple[tuple[int, ...], ...], tuple[Ending, ...]] = {}  # equal primitives may read in another order
+    first = joined.first_primitives[task.block.instances[0]]
 
     def need(value: int) -> Need:
         if value not in known:
             known[value] = _of_any([needs.get(own[value], {}) for own in values])
         return known[value]
 
-    def endings(group: Group) -> tuple[Ending, ...]:
-        key = group.primitives, group.inputs
-        if key not in ending:
-            placed = [joined.place(i, Candidate(group, "", Offer((), ()))).group for i in task.block.instances]
-            each = [endings_of(joined.graph, own.primitives, own.inputs, found) for own in placed]
-            ending[key] = each[0] if len({tuple(map(str, own)) for own in each}) == 1 else ()
-        return ending[key]
-
     def served(candidate: Candidate) -> Candidate:
         if candidate.offer.is_in_place:
             return candidate
-        own, some = tuple(need(value) for value in candidate.group.outputs), endings(candidate.group)
-        if not some and not any(own):
+        own = tuple(need(value) for value in candidate.group.outputs)
+        numbers = candidate.group.numbers_in(task.block.graph)
+        ended = {i: found[first + p] for i, p in enumerate(numbers) if first + p in found}
+        if not ended and not any(own):
             return candidate
-        return replace(candidate, served=Served(own, plan.timed, some))
+        return replace(candidate, served=Served(own, ended, plan.timed))
 
     return replace(task, candidates=tuple(map(served, task.candidates)))
 

@@ -29,21 +29,20 @@ Behind = tuple[Extent | None, float]
 """The count from which on all elements are a number, and the number; the count None means all elements."""
 
 
-def ends(graph: PrimitiveGraph, primitives: Sequence[int], plan: RangePlan) -> dict[int, Ends]:
+def ends(graph: PrimitiveGraph, plan: RangePlan) -> dict[int, Ends]:
     """Return where reductions may end, by the primitive's number.
 
     Args:
-        graph: the plan's graph.
-        primitives: the primitives that the plan computes, in any order, or all alternatives.
+        graph: the plan's graph, which may have alternatives.
         plan: how it serves sizes.
     """
     fills = _Fills(graph, plan)
     before = -1
     while before != fills.count:  # repeated, since alternatives may depend on each other
         before = fills.count
-        for number in primitives:
-            fills.add(graph.primitives[number])
-    found = {number: fills.ends(graph.primitives[number]) for number in primitives}
+        for primitive in graph.primitives:
+            fills.add(primitive)
+    found = {number: fills.ends(primitive) for number, primitive in enumerate(graph.primitives)}
     return {number: own for number, own in found.items() if own}
 
 
@@ -73,7 +72,7 @@ class _Fills:
         return self._known.get(value, {}).get(axis)
 
     def ends(self, primitive: Primitive) -> Ends:
-        """Return where a reduction may end."""
+        """Return where a reduction may end: along one axis."""
         type_ = self._graph.types[primitive.inputs[0]]
         rank = len(type_.shape)
         if isinstance(primitive.attributes, ReduceAttributes) and type_.dtype is not DType.BOOL:
@@ -85,7 +84,8 @@ class _Fills:
         else:
             return {}
         known = {axis: fill for axis, fill in sides if fill is not None and fill[1] == number}
-        return {axis: extent for axis, (extent, _) in known.items() if extent is not None}
+        found = {axis: extent for axis, (extent, _) in known.items() if extent is not None}
+        return dict(sorted(found.items())[:1])  # a kernel may flatten the axes that it reduces
 
     def add(self, primitive: Primitive) -> None:
         """Record what is known of a primitive's result."""

@@ -339,6 +339,10 @@ class Hidden:
         return found.reshape(self.shape)
 
 
+SIZES = "range sizes"
+"""The name of the hidden input with the sizes."""
+
+
 def sizes_input(dimensions: int) -> Hidden:
     """Return the hidden input with the sizes, which kernels read to leave out elements that are not needed."""
     return Hidden("", "sizes", (Factor(dimensions),), 1, dtype="i64")

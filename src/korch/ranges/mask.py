@@ -20,7 +20,7 @@ from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import identity
 from korch.primitive.types import DType, ValueId, ValueType
 from korch.primitive.verbs import Verbs, lit
-from korch.ranges.form import Along, Extent, Factor, Form, Hidden, Places, Table, axis_of, is_free, prefix
+from korch.ranges.form import SIZES, Along, Extent, Factor, Form, Hidden, Places, Table, axis_of, is_free, prefix
 
 NARROW = (DType.I8, DType.U8)
 """The types of quantized values that are multiplied."""
@@ -89,13 +89,14 @@ class Masks:
         """Return a hidden input; equal inputs are shared."""
         key = replace(wanted, name="")
         if key not in self.hidden:
-            named = f"range {wanted.kind} {len(self.hidden)}"
-            self.hidden[key] = self.verbs.builder.input(named, ValueType(key.shape, DType(key.dtype)))
+            self.hidden[key] = self.verbs.builder.input(
+                _named(key, len(self.hidden)), ValueType(key.shape, DType(key.dtype))
+            )
         return self.hidden[key]
 
     def records(self) -> tuple[Hidden, ...]:
         """Return the hidden inputs in order, with their names."""
-        return tuple(replace(key, name=f"range {key.kind} {i}") for i, key in enumerate(self.hidden))
+        return tuple(replace(key, name=_named(key, i)) for i, key in enumerate(self.hidden))
 
     def filled(self, value: Value, axes: Sequence[int], number: float, accepts_soft: bool = False) -> Value:
         """Return a value with a number beyond its valid elements along some axes.
@@ -220,6 +221,10 @@ class Masks:
         line = self.input(Hidden("", kind, first.factors, len(shape), first.axis, offset=offset, others=tuple(others)))
         whole = self.verbs.broadcast(line, shape)  # kernels of products can compute a condition from floats
         return self.verbs.elementwise("less", lit(0.0), whole)
+
+
+def _named(hidden: Hidden, number: int) -> str:
+    return SIZES if hidden.kind == "sizes" else f"range {hidden.kind} {number}"
 
 
 def _with(value: Value, axis: int, number: float, is_soft: bool = False) -> tuple[Fill | None, ...]:

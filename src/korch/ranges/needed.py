@@ -1,16 +1,17 @@
-"""The kernels of a masked plan -> the elements of their results that are needed for a size.
+"""A masked graph -> the elements of its values that are needed for a size.
 
 Elements of an output beyond the model's size are cut off, and masks replace such elements of other values. So, going
 backwards from the outputs, only those elements of many values are needed whose coordinates along some axes are less
-than the model's size. Kernels leave out the others (`korch.ranges.live`).
+than the model's size. Kernels leave out the others (`korch.ranges.live`). A value has the same needed elements in all
+plans: those that any of its readers needs. So kernels can be combined freely, and are built once.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from graphlib import TopologicalSorter
 
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Category
@@ -31,46 +32,66 @@ from korch.ranges.plan import RangePlan
 Need = Mapping[int, frozenset[Extent]]
 """By axis, how many of the first coordinates are needed: the largest of some extents. Along other axes all are."""
 
-
 Ends = Mapping[int, Extent]
 """By axis of a reduction's operand (of a matrix product's first operand), how many coordinates are reduced."""
 
+MOST_CHANGES = 16
+"""How often the needed elements of a value may increase before all are: alternatives may depend on each other."""
+
 
 def needs(
-    graph: PrimitiveGraph, primitives: Sequence[int], plan: RangePlan, ended: Mapping[int, Ends] | None = None
+    graph: PrimitiveGraph,
+    wanted: Sequence[tuple[int, Need]],
+    ends: Mapping[int, Ends] | None = None,
+    hidden: Sequence[Hidden] = (),
 ) -> dict[int, Need]:
-    """Return which elements are needed of each value that a plan reads; other values are left out.
+    """Return which elements are needed of each value that is read; alternatives need the elements of all of them.
 
     Args:
-        graph: the plan's graph.
-        primitives: the primitives that the plan computes, in any order.
-        plan: how it serves sizes.
-        ended: the reductions that end early in all kernels that contain them, by the primitive's number.
+        graph: the graph.
+        wanted: values whose elements are needed by others than the graph's primitives.
+        ends: where reductions end, by the primitive's number.
+        hidden: the hidden inputs of the graph, if it is that of a plan.
     """
-    found: dict[int, Need] = {}
+    found, changes, todo = dict[int, Need](), Counter[int](), list[int]()
 
     def add(value: int, need: Need) -> None:
         known = found.get(value)
-        found[value] = need if known is None else {a: known[a] | e for a, e in need.items() if a in known}
+        merged = need if known is None else {a: known[a] | e for a, e in need.items() if a in known}
+        if merged != known:
+            changes[value] += 1
+            found[value] = merged if changes[value] <= MOST_CHANGES else {}
+            todo.extend(graph.producers[value])
 
-    for (_, value), form in zip(graph.outputs, plan.outputs, strict=True):
-        add(value, of_form(form))
-    conditions = Conditions(graph, primitives, plan.hidden)
-    for number in reversed(in_order(graph, primitives)):
+    for value, need in wanted:
+        add(value, need)
+    conditions = Conditions(graph, hidden)
+    while todo:
+        number = todo.pop()
         primitive = graph.primitives[number]
-        need = found.get(primitive.output)
-        if need is None:  # a kernel computes it, but nothing reads it
-            continue
+        terms = len(graph.types[primitive.inputs[0]].shape) - 2  # the reduced axis of a product's second operand
+        own = ends.get(number, {}).items() if ends else ()
         for k, value in enumerate(primitive.inputs):
-            add(value, {**of_operand(graph, primitive, k, need, conditions), **_before(graph, number, k, ended)})
+            ended = {axis if k == 0 else terms: frozenset((extent,)) for axis, extent in own}
+            add(value, {**of_operand(graph, primitive, k, found[primitive.output], conditions), **ended})
     return found
 
 
-def _before(graph: PrimitiveGraph, number: int, k: int, ended: Mapping[int, Ends] | None) -> Need:
-    """Return which elements of an operand are needed along axes of a reduction that ends early."""
-    terms = len(graph.types[graph.primitives[number].inputs[k]].shape) - 2  # of the second operand of a product
-    own = ended.get(number, {}).items() if ended else ()
-    return {axis if k == 0 else terms: frozenset((extent,)) for axis, extent in own}
+def needs_of_plan(graph: PrimitiveGraph, plan: RangePlan, ends: Mapping[int, Ends]) -> dict[int, Need]:
+    """Return which elements a plan's kernels must compute of each value, whatever kernels are chosen.
+
+    Args:
+        graph: a masked graph with alternatives.
+        plan: how it serves sizes.
+        ends: where reductions end, by the primitive's number.
+    """
+    wanted = [(value, of_form(form)) for (_, value), form in zip(graph.outputs, plan.outputs, strict=True)]
+    return needs(graph, wanted, ends, plan.hidden)
+
+
+def in_whole_vectors(ends: Mapping[int, Ends], lanes: int) -> dict[int, Ends]:
+    """Return ends of reductions that are rounded up to whole vectors."""
+    return {p: {axis: extent.rounded(lanes) for axis, extent in own.items()} for p, own in ends.items()}
 
 
 def of_form(form: Form) -> Need:
@@ -83,31 +104,15 @@ def of_form(form: Form) -> Need:
     return found
 
 
-def live_body(
-    body: PrimitiveGraph, outputs: Sequence[Need | None], ended: Mapping[int, Ends] | None = None
-) -> PrimitiveGraph:
+def live_body(body: PrimitiveGraph, outputs: Sequence[Need], ends: Mapping[int, Ends] | None = None) -> PrimitiveGraph:
     """Return the graph of a group with the extents of which only some elements are needed; itself if there are none.
 
     Args:
         body: the graph.
-        outputs: the needed elements of each output; None if nothing reads it.
-        ended: the reductions that end early, by the primitive's number in the graph.
+        outputs: the needed elements of each output.
+        ends: where reductions end, by the primitive's number in the graph.
     """
-    found: dict[int, Need] = {}
-
-    def add(value: int, need: Need) -> None:
-        known = found.get(value)
-        found[value] = need if known is None else {a: known[a] | e for a, e in need.items() if a in known}
-
-    pairs = [(value, need) for (_, value), need in zip(body.outputs, outputs, strict=True)]
-    read = {body.types[value].shape: need for value, need in reversed(pairs) if need is not None}
-    for value, need in pairs:
-        add(value, read.get(body.types[value].shape, {}) if need is None else need)
-    conditions = Conditions(body, (), ())
-    for number, primitive in reversed(list(enumerate(body.primitives))):
-        need = found.get(primitive.output, {})
-        for k, value in enumerate(primitive.inputs):
-            add(value, {**of_operand(body, primitive, k, need, conditions), **_before(body, number, k, ended)})
+    found = needs(body, [(value, need) for (_, value), need in zip(body.outputs, outputs, strict=True)], ends)
     types = tuple(
         replace(type_, shape=tuple(live(n, found.get(value, {}).get(axis, ())) for axis, n in enumerate(type_.shape)))
         for value, type_ in enumerate(body.types)
@@ -115,42 +120,28 @@ def live_body(
     return replace(body, types=types) if any(count_of(n) for type_ in types for n in type_.shape) else body
 
 
-def in_order(graph: PrimitiveGraph, primitives: Sequence[int]) -> list[int]:
-    """Return the numbers of primitives, each after the primitives that compute its inputs."""
-    makers: dict[int, list[int]] = {}
-    for p in dict.fromkeys(primitives):
-        makers.setdefault(graph.primitives[p].output, []).append(p)
-    read = {value: {i for p in own for i in graph.primitives[p].inputs} for value, own in makers.items()}
-    return [p for value in TopologicalSorter(read).static_order() for p in makers.get(value, ())]
-
-
 class Conditions:
     """Finds conditions of masks: those that hold for valid elements only."""
 
-    def __init__(self, graph: PrimitiveGraph, primitives: Sequence[int], hidden: Sequence[Hidden]) -> None:
+    def __init__(self, graph: PrimitiveGraph, hidden: Sequence[Hidden]) -> None:
         values = dict(graph.inputs)
         self._hidden = {values[h.name]: h for h in hidden if h.kind in ("mask", "end") and h.name in values}
-        self._makers = {graph.primitives[p].output: graph.primitives[p] for p in primitives}
         self._graph = graph
 
     def need(self, condition: int) -> Need:
         """Return the coordinates at which a condition may hold, if they are known."""
-        maker = self._makers.get(condition)
-        if maker is None or maker.op != "less" or not self._is_zero(maker.inputs[0]):
+        makers = [p for p in self._graph.producing(condition, "less") if self._graph.number(p.inputs[0]) == 0]
+        if not makers or not self._hidden:
             return {}
-        value = maker.inputs[1]
-        while (maker := self._makers.get(value)) is not None and maker.op == "broadcast":
-            value = maker.inputs[0]
+        value = makers[0].inputs[1]
+        while wide := self._graph.producing(value, "broadcast"):
+            value = wide[0].inputs[0]
         hidden = self._hidden.get(value)
         if hidden is None:
             return {}
         lead = len(self._graph.types[condition].shape) - hidden.rank
         ends = ((axis, prefix(factors)) for axis, factors in hidden.axes.items())
         return {lead + axis: frozenset((extent,)) for axis, extent in ends if extent is not None}
-
-    def _is_zero(self, value: int) -> bool:
-        constant = self._graph.constants.get(value)
-        return constant is not None and constant.is_uniform and constant.scalar == 0
 
 
 def of_operand(graph: PrimitiveGraph, primitive: Primitive, k: int, need: Need, conditions: Conditions) -> Need:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import replace
 
 from korch.ranges.live import Count, Live
 from korch.system.alignment import ceil_div
-from korch.tile.ir.index import Ranges, bounds, choice, constant, var
-from korch.tile.ir.program import Axis, Loop, Parameter, Size, Stage, Step, TileProgram, parts_of
+from korch.tile.ir.index import Expr, Ranges, bounds, choice, constant, var
+from korch.tile.ir.program import Axis, Loop, Parameter, Pass, Size, Stage, Step, TileProgram, parts_of
 
 LIVE, PART = "live", "part"
 """The parameter that counts rows, and for rows that combine two axes, the needed elements of the inner axis."""
@@ -57,6 +57,19 @@ def whole(program: TileProgram) -> TileProgram:
         return axis if isinstance(axis.size, int) else replace(axis, size=bounds(axis.size, ranges)[1])
 
     return replace(program, stages=tuple(replace(s, grid=tuple(map(most, s.grid))) for s in program.stages))
+
+
+def count_ended(program: TileProgram, names: Set[str]) -> int:
+    """Return how many reductions of a program end at some parameters."""
+    found = 0
+    for stage in program.stages:
+        for loops, step in stage.leaves:
+            around = [loop.axis for loop in loops]
+            reduced = [axis for axis in (*around, *step.axes) if axis.is_reduced or axis in around]
+            ends = (axis.ragged[1] for axis in reduced if axis.ragged is not None)
+            if any(isinstance(end, Expr) and not end.variables.isdisjoint(names) for end in ends):
+                found += len(step.sinks) if isinstance(step, Pass) else 1
+    return found
 
 
 class _Maker:

@@ -11,7 +11,7 @@ from korch.primitive import reference
 from korch.runtime.padding import OutputCut
 from korch.target import has_matrix_units
 from tests.ranges.range_models import masked_model, model, padded, primitives, weight
-from tests.runtime.test_trim import execute, trimmed_plans
+from tests.runtime.test_kernels_for_sizes import execute, plans_of
 
 BATCHES, LENGTH = 6, 21
 SHAPES = {"b": (range(1, BATCHES + 1),), "n": (range(1, LENGTH + 1),)}
@@ -45,7 +45,7 @@ def test_rows_of_two_dimensions(cache_folder) -> None:
     weights = {name: weight(32, 32) for name in ("wq", "wk", "wv")}
     source = model(ENCODER, **weights, wide=weight(32, 96), narrow=weight(96, 32))
     whole = masked_model(source, SHAPES)
-    plans, kernels, library = trimmed_plans(whole, cache_folder, 6)
+    plans, kernels, library = plans_of(whole, cache_folder, 6)
     assert sum(bool(kernel.size_input) for kernel in kernels) >= 3
     if has_matrix_units():  # products on vector units leave out what one dimension does not need
         assert sum("place_rows" in kernel.source for kernel in kernels) >= 3

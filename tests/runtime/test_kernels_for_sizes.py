@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,17 +16,15 @@ from korch.candidate.enumerate import enumerate_groups
 from korch.candidate.layout import Layout
 from korch.events.kernels import has_tasks
 from korch.inputs import random_arrays
+from korch.measure.cpu import CpuMeter
 from korch.options import Options
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
 from korch.provider import tile_kernel
 from korch.provider.provider import Kernel
-from korch.ranges.filled import ends
 from korch.ranges.masked import Masked
 from korch.ranges.needed import Ends
-from korch.ranges.served import Served, likely_needs
-from korch.runtime import trim
 from korch.runtime.bind import PlanStep
 from korch.runtime.padding import OutputCut
 from korch.search.instance import Answers, collect_candidates
@@ -35,7 +32,8 @@ from korch.system.alignment import aligned_bytes
 from korch.testing.emulated import Emulated
 from korch.testing.kernels import load_kernels
 from tests.provider.test_verified import shorter
-from tests.ranges.range_models import masked_model, model, padded, primitives, weight
+from tests.ranges import range_models
+from tests.ranges.range_models import as_served, masked_model, model, padded, primitives, weight
 
 LENGTH = 21
 SHAPES = {"n": (range(1, LENGTH + 1),)}
@@ -178,19 +176,21 @@ def wrong_sizes(
     return wrong
 
 
-def trimmed_plans(
+def planner_of(whole: Masked, meter: CpuMeter, options: Options) -> Planner:
+    """Return a planner with the candidates of a model's groups."""
+    groups, _ = enumerate_groups(whole.graph, options)
+    candidates, _ = collect_candidates(whole.graph, groups, Answers(meter.providers, meter.target))
+    return Planner(whole.graph, as_served(whole, whole.graph, candidates, meter.target.lanes), meter)
+
+
+def plans_of(
     whole: Masked, folder: Path, count: int
 ) -> tuple[list[list[PlanStep[Kernel]]], list[Kernel], ctypes.CDLL | Emulated]:
     """Return random plans whose kernels leave out what a size does not need, the kernels, and their library."""
     options = Options(cache_folder=folder, threads=2)
     with open_meter(options) as meter:
-        groups, _ = enumerate_groups(whole.graph, options)
-        candidates, _ = collect_candidates(whole.graph, groups, Answers(meter.providers, meter.target))
-        planner = Planner(whole.graph, candidates, meter)
-        plans = [
-            trim.trim_steps(whole.graph, planner.plan(seed), whole.plan, meter.target, meter.build)
-            for seed in range(count)
-        ]
+        planner = planner_of(whole, meter, options)
+        plans = [planner.plan(seed) for seed in range(count)]
         kernels = list({step.kernel.symbol: step.kernel for steps in plans for step in steps}.values())
         return plans, kernels, load_kernels(kernels, meter.builder)
 
@@ -200,45 +200,39 @@ def test_tasks_end_within_an_image(cache_folder) -> None:
     values = {"wide": weight(8, 96), "narrow": weight(96, 16), "shape": np.array([0, 50, 2, 8])}
     source = model(IMAGES, **values)
     whole = masked_model(source, BATCH)
-    plans, kernels, library = trimmed_plans(whole, cache_folder, 3)
+    plans, kernels, library = plans_of(whole, cache_folder, 3)
     products = [kernel.source for kernel in kernels if "matmul" in kernel.source]
     assert products and all(f"korch::smaller({50 * IMAGE_COUNT}, 50 * (" in source for source in products)
     for steps in plans:
         assert not wrong_sizes(source, whole, steps, library, BATCH)
 
 
-def test_results_of_which_different_numbers_are_needed_are_trimmed_together(cache_folder) -> None:
+def test_results_of_which_different_numbers_are_needed_are_computed_together(cache_folder) -> None:
     """A product whose result is read in whole vectors behind a mask, and as it is elsewhere."""
     options = Options(cache_folder=cache_folder, threads=2)
     weights = {name: weight(8, 8) for name in ("wq", "wk", "wv")} | {"bias": weight(8)}
     whole = masked_model(model(PROJECTED, **weights), SHAPES)
-    graph = whole.graph
     with open_meter(options) as meter:
-        mixing = ends(graph, range(len(graph.primitives)), whole.plan)
-        ended = trim.read(mixing, [(p, axis) for p, own in mixing.items() for axis in own], meter.target.lanes)
-        needs = likely_needs(graph, whole.plan, ended)
-        groups, _ = enumerate_groups(graph, options)
-        candidates, _ = collect_candidates(graph, groups, Answers(meter.providers, meter.target))
+        by_value = planner_of(whole, meter, options).by_value
         found = []
-        for candidate in candidates:
-            own = tuple(needs.get(value, {}) for value in candidate.group.outputs)
+        for candidate in {c.key: c for own in by_value.values() for c in own}.values():
+            needs = candidate.served.needs if candidate.served is not None else ()
             kernel = meter.kernel(candidate)
-            is_mixed = len({need.get(0) for need in own} - {None}) > 1
+            is_mixed = len({need.get(0) for need in needs} - {None}) > 1
             if is_mixed and isinstance(kernel, Kernel) and kernel.program is not None:
-                served = replace(candidate, served=Served(own, (LENGTH,)))
-                found.append(trim.sized(kernel, served, whole.plan, meter.target, meter.build))
+                found.append(kernel)
     assert found and all(kernel.size_input and not has_tasks(kernel) for kernel in found)
 
 
 @pytest.mark.fault
-def test_trimmed_programs_are_checked(cache_folder, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
-    """A plan keeps its whole kernels if the smaller ones write behind the ends of their outputs."""
+def test_programs_for_sizes_are_checked(cache_folder, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    """A plan has kernels that compute all sizes if those that end write behind the ends of their outputs."""
     check = tile_kernel.check_program
     monkeypatch.setattr(tile_kernel, "check_program", lambda p: check(shorter(p) if p.parameters else p))
     whole = masked_model(model(IMAGES, wide=weight(8, 96), narrow=weight(96, 16), shape=np.array([0, 50, 2, 8])), BATCH)
     with caplog.at_level("WARNING"):
-        (steps,), kernels, _ = trimmed_plans(whole, cache_folder, 1)
-    refused = [record.getMessage() for record in caplog.records if "is not trimmed" in record.getMessage()]
+        (steps,), kernels, _ = plans_of(whole, cache_folder, 1)
+    refused = [record.getMessage() for record in caplog.records if "computes all sizes" in record.getMessage()]
     assert refused and all("reaches" in text for text in refused)
     assert steps and not any(kernel.size_input for kernel in kernels)
 
@@ -248,25 +242,18 @@ def test_plans_give_the_results_of_the_model(cache_folder, monkeypatch: pytest.M
     options = Options(cache_folder=cache_folder, threads=2)
     weights = {name: weight(8, 8) for name in ("wq", "wk", "wv")} | {"bias": weight(8)}
     with open_meter(options) as meter:
-        cases, plans = [], []
+        cases = []
         for source, seeds in ((model(PROJECTED, **weights), (0, 1)), (model(OF_ITSELF), (0,))):
             whole = masked_model(source, SHAPES)
-            groups, _ = enumerate_groups(whole.graph, options)
-            candidates, _ = collect_candidates(whole.graph, groups, Answers(meter.providers, meter.target))
-            planner = Planner(whole.graph, candidates, meter)
-            for seed in seeds:
-                plans.append(planner.plan(seed))
-                cases.append(
-                    (source, whole, trim.trim_steps(whole.graph, plans[-1], whole.plan, meter.target, meter.build))
-                )
+            planner = planner_of(whole, meter, options)
+            cases += [(source, whole, planner.plan(seed)) for seed in seeds]
         source, whole, _ = cases[0]
-        read = trim.read
 
-        def too_few(found: Mapping[int, Ends], ended: Iterable[tuple[int, int]], step: int) -> dict[int, Ends]:
-            return {p: {axis: e.then(-step) for axis, e in own.items()} for p, own in read(found, ended, 1).items()}
+        def too_few(found: Mapping[int, Ends], step: int) -> dict[int, Ends]:
+            return {p: {axis: e.then(-step) for axis, e in own.items()} for p, own in found.items()}
 
-        monkeypatch.setattr(trim, "read", too_few)
-        mutated = trim.trim_steps(whole.graph, plans[0], whole.plan, meter.target, meter.build)
+        monkeypatch.setattr(range_models, "in_whole_vectors", too_few)
+        mutated = planner_of(whole, meter, options).plan(0)
         kernels = {step.kernel.symbol: step.kernel for *_, steps in [*cases, (mutated,)] for step in steps}
         library = load_kernels(list(kernels.values()), meter.builder)
     counts = [[count for _, count in step.kernel.counts] for *_, steps in cases for step in steps]
