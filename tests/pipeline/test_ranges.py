@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from korch.candidate.candidate import Offer
 from korch.limits import SearchLimits
 from korch.options import Options
+from korch.pipeline import served
 from korch.pipeline.ranges import _checked_sizes, _timed
-from korch.pipeline.served import search_variants
+from korch.pipeline.results import SizedPlan
+from korch.pipeline.served import search_sizes
 from korch.ranges.form import Dimension
+from korch.ranges.plan import AtSizes
 from korch.search.result import PlanName
 from korch.system.deadline import Deadline
 
@@ -49,7 +54,9 @@ def test_sizes_at_which_plans_are_compared_have_at_most_a_share_of_the_work(
 
 def test_a_plan_of_estimates_is_measured_before_plans_for_other_sizes_which_need_the_time_of_a_first_plan() -> None:
     offer, group = SimpleNamespace(is_in_place=False), SimpleNamespace(key="g")
-    best = tuple(SimpleNamespace(key=key, offer=offer, group=group) for key in ("known", "estimated", "estimated"))
+    best = tuple(
+        SimpleNamespace(key=key, offer=offer, group=group, served=None) for key in ("known", "estimated", "estimated")
+    )
     measured: list[str] = []
 
     def measure(batch: list[Any], deadline: Deadline) -> list[None]:
@@ -66,11 +73,43 @@ def test_a_plan_of_estimates_is_measured_before_plans_for_other_sizes_which_need
         is_over=lambda deadline: deadline.is_over,
         left_s=lambda deadline: deadline.left_s,
     )
-    found = SimpleNamespace(rounds=[SimpleNamespace(seconds=math.inf)])
+    found = SimpleNamespace(rounds=[SimpleNamespace(seconds=math.inf)], certificate=SimpleNamespace(bound_ns=2))
     outcome: Any = SimpleNamespace(plans={PlanName.SEARCHED: best}, found=found)
     run: Any = SimpleNamespace(
         options=Options(), build_deadline=Deadline.after(60.0, time.monotonic()), progress=pytest.fail
     )
-    model, masked = SimpleNamespace(tasks=[]), SimpleNamespace(others=[(5,)])
-    assert search_variants(run, model, ledger, outcome, masked) == []  # type: ignore[arg-type]
-    assert measured == ["estimated"]
+    model, masked = SimpleNamespace(tasks=[]), SimpleNamespace(others=[(5,)], plan=SimpleNamespace(timed=(9,)))
+    assert search_sizes(run, model, ledger, outcome, masked) == [SizedPlan((9,), best)]  # type: ignore[arg-type]
+    assert measured[0] == "estimated"
+
+
+@dataclass(frozen=True)
+class SizesOnly:
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A kernel with its times by size."""
+
+    times: tuple[int, ...]
+    served: Any
+    offer: Offer
+
+
+def test_at_each_size_the_sums_of_all_plans_are_compared_with_the_best_kernels_measured_there() -> None:
+    """Also with a kernel that was fastest at one size only, and with one that was not timed at a size."""
+
+    def kernel(*times: int) -> Timed:
+        return Timed(times, SizesOnly((0,)), Offer((), ()))
+
+    ledger: Any = SimpleNamespace(
+        cost_ns=lambda c: (abs(c.times[c.served.sizes[0]]), c.times[c.served.sizes[0]] > 0),
+        measure=lambda batch, deadline: None,
+    )
+    plans: Any = [((0,), (kernel(3, 9, 5), kernel(2, 2, 2))), ((1,), (kernel(4, 6, 5), kernel(2, 2, -2)))]
+    best: Any = (replace(plans[1][1][0], served=SizesOnly((1,))), replace(kernel(5, 1, 1), served=SizesOnly((1,))))
+    searched = {(0,): (plans[0][1], 4), (1,): (best, 9), (2,): (best, 1)}
+    first, second = served._with_sums(plans, searched, ledger, Deadline())
+    assert first.measured == (AtSizes((0,), 5, 5, 4), AtSizes((1,), 11, 7, 7))
+    assert second.measured == (AtSizes((0,), 6, 5, 4), AtSizes((1,), 8, 7, 7))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from korch.ranges.cost import TimedSizes, fit
-from korch.report.costs import cost_lines
-from korch.runtime.report import KernelCost
+from korch.report.costs import cost_lines, size_lines
+from korch.runtime.report import KernelCost, SizeRecord
 
 
 def test_a_plot_has_times_fits_and_functions() -> None:
@@ -18,3 +18,12 @@ def test_a_plot_has_times_fits_and_functions() -> None:
 
 def test_without_costs_there_is_none() -> None:
     assert list(cost_lines("n", ())) == []
+
+
+def test_the_bound_and_the_gap_are_stated_for_each_size() -> None:
+    rows = (SizeRecord("n=5", "at most n=16", 0.01, 0.01, 0.008, 0.2), SizeRecord("n=16", "x", 0.02, 0.0195, 0.01, 0.5))
+    head, first, second = size_lines(rows)
+    assert head.startswith("by size:")
+    assert first.split() == ["n=5", "10.0", "us", "10.0", "us", "8.0", "us", "20.0", "%", "(at", "most", "n=16)"]
+    assert second.split() == ["n=16", "20.0", "us", "19.5", "us", "10.0", "us", "50.0", "%", "(x)"]
+    assert not list(size_lines(()))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
 from korch.ranges.cost import Cost, Term
 from korch.ranges.form import Dimension
-from korch.ranges.plan import RangePlan
+from korch.ranges.plan import AtSizes, RangePlan
 from korch.runtime import choice
 from korch.runtime.choice import PlanChoice
 
@@ -39,3 +40,13 @@ def test_the_cheapest_plan_that_is_large_enough_is_taken(monkeypatch, most: int)
 def test_without_costs_the_first_plan_that_is_large_enough_is_taken() -> None:
     found = PlanChoice(DIMENSIONS, [plan((4, 16)), plan((9, 40))])
     assert [found.number(sizes) for sizes in ((4, 16), (5, 16), (4, 17))] == [0, 1, 1]
+
+
+@pytest.mark.parametrize("most", [choice.MOST_ENTRIES, 10], ids=["table", "computed"])
+def test_at_a_measured_size_a_plan_is_taken_that_is_among_the_best_there(monkeypatch, most: int) -> None:
+    monkeypatch.setattr(choice, "MOST_ENTRIES", most)
+    fast, slow = plan((9, 40), (1.0, 1.0, 1)), plan((9, 40), (2.0, 1.0, 1))
+    fast = replace(fast, measured=(AtSizes((2, 5), 110, 100, 50), AtSizes((2, 6), 104, 100, 50)))
+    slow = replace(slow, measured=(AtSizes((2, 5), 100, 100, 50), AtSizes((2, 6), 100, 100, 50)))
+    found = PlanChoice(DIMENSIONS, [plan((4, 16), (9.0, 9.0, 1)), fast, slow])
+    assert [found.number(sizes) for sizes in ((2, 4), (2, 5), (2, 6), (3, 5))] == [1, 2, 1, 1]

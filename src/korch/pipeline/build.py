@@ -71,11 +71,11 @@ def build_plans(run: Run, results: StageResults) -> Built:
     report = _measured_report(run, results) if options.measure else search_report(run, results)
     groupings = {name: grouping_rows(rows) for name, rows in outcome.groupings.items()}
     plans = list(outcome.plans.items())[: None if options.ablation.baselines else 1]
-    variants = [(sizes, _entry(PlanName.SEARCHED, steps, ledger)) for sizes, steps in found.variants]
+    variants = [(plan, _entry(PlanName.SEARCHED, plan.steps, ledger)) for plan in found.sized]
     entries = _replayed([_entry(name, steps, ledger) for name, steps in plans], ledger)
     graph = results["saturate"].joined.graph
     if not results["saturate"].partition.is_whole:
-        graph = with_constants_of(graph, [*outcome.plans.values(), *(steps for _, steps in found.variants)])
+        graph = with_constants_of(graph, [*outcome.plans.values(), *(plan.steps for plan in found.sized)])
     certificate = outcome.found.certificate
     del outcome, plans, found, offered
     del results["saturate"], results["candidates"], results["orchestrate"]  # unused candidates may need much memory
@@ -104,16 +104,18 @@ def build_plans(run: Run, results: StageResults) -> Built:
     executable.report = _complete(report, run, results["fission"], meter, validation, groupings)
     sized = []
     if ranges is not None and isinstance(executable, Executable):
-        sized = [(ranges.timed, executable)]
-        for sizes, entry in variants:
+        is_searched = validation.won.entry.name == PlanName.SEARCHED
+        first = variants[0][0]
+        sized = [(first if is_searched else replace(first, measured=()), executable)]
+        for plan, entry in variants[1:]:
             if end.left_s is not None and end.left_s < first_s:
                 break  # it takes about as long as the first plan
-            trial = replace(trial, timed={**trial.timed, **ranges.hidden_at(sizes)})
+            trial = replace(trial, timed={**trial.timed, **ranges.hidden_at(plan.timed)})
             other = validate_plans(trial, [entry], meter, make, end)
             if isinstance(other.winner, Executable):
                 own = replace(report, predicted_ms=entry.predicted_ns / 1e6)
                 other.winner.report = _complete(own, run, results["fission"], meter, other, {})
-                sized.append((sizes, other.winner))
+                sized.append((plan, other.winner))
     return Built(executable, sized)
 
 

@@ -156,7 +156,7 @@ def _plans(
         run = optimize_run(run, watch)
         executables = run.results["build"].sized
         found += [executable for _, executable in executables]
-        served = [replace(whole.plan, timed=at) for at, _ in executables]
+        served = [replace(whole.plan, timed=plan.timed, measured=plan.measured) for plan, _ in executables]
         progress("build", f"timing {len(served)} plans at several sizes")
         costs = fit_costs(dimensions, list(zip((e for _, e in executables), served, strict=True)), end, limits)
         for checked in (*checks[1:], *({_highs(dimensions, sizes)} - {*checks})):

@@ -14,6 +14,7 @@ from korch.numerics import Standard
 from korch.pipeline.precision import Precision
 from korch.primitive.graph import PrimitiveGraph
 from korch.ranges.form import Sizes
+from korch.ranges.plan import AtSizes
 from korch.runtime.executable import Executable
 from korch.search.ledger import Ledger
 from korch.segments.block import Partition
@@ -68,11 +69,26 @@ class Offered:
 
 
 @dataclass(frozen=True, slots=True)
+class SizedPlan:
+    """A plan for a range.
+
+    Attributes:
+        timed: the sizes for which its kernels are timed.
+        steps: its kernels.
+        measured: their sums at these and other sizes.
+    """
+
+    timed: Sizes
+    steps: tuple[Candidate, ...]
+    measured: tuple[AtSizes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Planned:
-    """The plans of a model, and for a range the plans for other sizes, each with its size."""
+    """The plans of a model; for a range, also the plans for several sizes, of which the first is the best plan."""
 
     outcome: Outcome
-    variants: Sequence[tuple[Sizes, tuple[Candidate, ...]]] = ()
+    sized: Sequence[SizedPlan] = ()
 
     @property
     def best(self) -> tuple[Candidate, ...]:
@@ -86,10 +102,10 @@ Programs = tuple[tuple[Candidate, TileProgram | None], ...]
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """The executable, and for a range all executables, each with the size for which it was timed."""
+    """The executable, and for a range the executables of all plans."""
 
     executable: Executable | CudaExecutable
-    sized: Sequence[tuple[Sizes, Executable]] = ()
+    sized: Sequence[tuple[SizedPlan, Executable]] = ()
 
 
 class StageResults(TypedDict, total=False):

@@ -15,12 +15,13 @@ from korch.candidate.candidate import Candidate
 from korch.errors import InfeasibleError
 from korch.measure.cpu import CpuMeter
 from korch.measure.meter import AnyMeter
+from korch.pipeline.results import SizedPlan
 from korch.pipeline.run import Run
 from korch.ranges.filled import ends
 from korch.ranges.form import Sizes
 from korch.ranges.masked import Masked
 from korch.ranges.needed import Ends, Need, in_whole_vectors, needs_of_plan
-from korch.ranges.plan import RangePlan
+from korch.ranges.plan import AtSizes, RangePlan
 from korch.ranges.served import Served
 from korch.search.ledger import Ledger
 from korch.search.measure import measure_some
@@ -28,6 +29,7 @@ from korch.search.result import PlanName
 from korch.segments.block_task import BlockTask
 from korch.segments.join import Joined
 from korch.segments.search import Outcome, Segmented, search_segments
+from korch.system.deadline import Deadline
 
 VARIANT_GAIN = 0.97  # a plan for another size is kept if its time there is at most this share of that of other plans
 
@@ -94,10 +96,8 @@ def _of_any(needs: list[Need]) -> Need:
     return {axis: frozenset().union(*(need[axis] for need in needs)) for axis in axes}
 
 
-def search_variants(
-    run: Run, model: Segmented, ledger: Ledger, outcome: Outcome, masked: Masked
-) -> list[tuple[Sizes, Steps]]:
-    """Return plans for other sizes that are faster there than the best plan and than the variants found before.
+def search_sizes(run: Run, model: Segmented, ledger: Ledger, outcome: Outcome, masked: Masked) -> list[SizedPlan]:
+    """Return the best plan, and plans for other sizes that are faster there than it and than those found before.
 
     First, the kernels of the best plan that were chosen by estimates are measured. A search is left out if less time
     is left than the first search took until it had a plan.
@@ -112,7 +112,8 @@ def search_variants(
     best, needed_s = outcome.plans[PlanName.SEARCHED], outcome.found.rounds[0].seconds
     unknown = list({c.key: c for c in best if not (ledger.cost_ns(c)[1] or c.offer.is_in_place)}.values())
     measure_some(ledger, unknown, run.build_deadline, needed=len(unknown))
-    found, others = list[tuple[Sizes, Steps]](), masked.others
+    found, others = [(masked.plan.timed, best)], masked.others
+    searched = {masked.plan.timed: (best, outcome.found.certificate.bound_ns)}
     options = replace(run.options, ablation=replace(run.options.ablation, baselines=False))
     groups = frozenset(candidate.group.key for candidate in best)
     for i, sizes in enumerate(others):
@@ -122,7 +123,7 @@ def search_variants(
             break
         run.progress("orchestrate", f"the best plan of what was measured at size {'x'.join(map(str, sizes))}")
         tasks = [_timed_at(task, sizes, ledger, groups) for task in model.tasks]
-        known = [_all_at(plan, sizes) for plan in (best, *(plan for _, plan in found))]
+        known = [_all_at(plan, sizes) for _, plan in found]
         ledger.measure([c for plan in known for c in plan], end)
         try:
             outcome = search_segments(replace(model, tasks=tasks), ledger, options, end)
@@ -130,10 +131,37 @@ def search_variants(
             logger.info("there is no plan for size %s: %s", sizes, error)
             continue
         steps = outcome.plans[PlanName.SEARCHED]
+        searched[sizes] = steps, outcome.found.certificate.bound_ns
         least_ns = min(_cost_ns(plan, ledger) for plan in known)
         if _cost_ns(steps, ledger) <= VARIANT_GAIN * least_ns:
             found.append((sizes, steps))
-    return found
+    return _with_sums(found, searched, ledger, run.build_deadline)
+
+
+def _with_sums(
+    plans: Sequence[tuple[Sizes, Steps]],
+    searched: Mapping[Sizes, tuple[Steps, int]],
+    ledger: Ledger,
+    deadline: Deadline,
+) -> list[SizedPlan]:
+    """Return plans with the sums of their kernels at all sizes at which all of them are measured.
+
+    Args:
+        plans: the plans, each with the sizes for which it was searched.
+        searched: by size, the best plan found there, and the lower bound of all plans.
+        ledger: has the times.
+        deadline: when to stop measuring.
+    """
+    rows: list[list[AtSizes]] = [[] for _ in plans]
+    for sizes, (steps, bound_ns) in searched.items():
+        found = [_all_at(own, sizes) for _, own in plans]
+        ledger.measure([c for own in found for c in own], deadline)
+        if all(ledger.cost_ns(c)[1] or c.offer.is_in_place for own in (*found, steps) for c in own):
+            sums = [_cost_ns(own, ledger) for own in found]
+            best_ns = min(*sums, _cost_ns(steps, ledger))
+            for row, sum_ns in zip(rows, sums, strict=True):
+                row.append(AtSizes(sizes, sum_ns, best_ns, min(bound_ns, best_ns)))
+    return [SizedPlan(sizes, own, tuple(row)) for (sizes, own), row in zip(plans, rows, strict=True)]
 
 
 def _timed_at(task: BlockTask, sizes: Sizes, ledger: Ledger, groups: frozenset[str]) -> BlockTask:

@@ -32,7 +32,7 @@ from korch.pipeline.precision import Form, Kernels, Precision, find_forms, with_
 from korch.pipeline.quantized import in_bytes, is_quantized
 from korch.pipeline.results import Offered, Planned, Programs, Rewritten, SplitModel, StageResults
 from korch.pipeline.run import ENUMERATE_SHARE, Run, Template
-from korch.pipeline.served import search_variants, time_as_served
+from korch.pipeline.served import search_sizes, time_as_served
 from korch.pipeline.transfer import learn, transferred
 from korch.primitive import reference
 from korch.primitive.check import check_graph
@@ -232,8 +232,8 @@ def orchestrate(run: Run, precision: Precision | None, alternatives: Rewritten, 
             families = Families()
             learn(families, steps, offered.meter)
             run.keep(Template(joined.graph, steps, families))
-        variants = [] if run.masked is None else search_variants(run, model, ledger, outcome, run.masked)
-        return Planned(outcome, variants)
+        sized = [] if run.masked is None else search_sizes(run, model, ledger, outcome, run.masked)
+        return Planned(outcome, sized)
 
 
 def search_plans(run: Run, model: Segmented, ledger: Ledger, precision: Precision | None) -> Outcome:

@@ -10,6 +10,23 @@ from korch.ranges.form import Factor, Hidden, Sizes
 
 
 @dataclass(frozen=True, slots=True)
+class AtSizes:
+    """What a search measured at one size of each dimension.
+
+    Attributes:
+        sizes: the sizes.
+        sum_ns: the sum of the times of the plan's kernels.
+        best_ns: the least such sum of any plan of the kernels that were measured there.
+        bound_ns: a lower bound of the sum of any plan that was considered there.
+    """
+
+    sizes: Sizes
+    sum_ns: int
+    best_ns: int
+    bound_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class RangePlan:
     """How one plan serves all sizes up to its own, or its own size only.
 
@@ -20,6 +37,7 @@ class RangePlan:
         hidden: the hidden inputs, which come after these.
         timed: the sizes for which its kernels are timed.
         costs: the fitted time of each kernel that runs; empty if not fitted.
+        measured: the sums of its kernels at the sizes for which plans were searched.
         is_exact: whether it serves its own size only, so that nothing is padded, masked or cut; `outputs` is empty.
     """
 
@@ -29,6 +47,7 @@ class RangePlan:
     hidden: tuple[Hidden, ...] = ()
     timed: Sizes = ()
     costs: tuple[Cost, ...] = ()
+    measured: tuple[AtSizes, ...] = ()
     is_exact: bool = False
 
     def serves(self, sizes: Sizes) -> bool:
@@ -38,11 +57,6 @@ class RangePlan:
     def hidden_at(self, sizes: Sizes) -> dict[str, Array]:
         """Return the hidden inputs for some sizes, by name."""
         return {hidden.name: hidden.array(sizes) for hidden in self.hidden}
-
-    @property
-    def sizes_input(self) -> str:
-        """The name of the hidden input with the sizes; empty if there is none."""
-        return next((hidden.name for hidden in self.hidden if hidden.kind == "sizes"), "")
 
     def cost_ns(self, sizes: Sizes) -> float:
         """Return the predicted time for some sizes; 0 if it is not known."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from korch.runtime.report import KernelCost
+from korch.runtime.report import KernelCost, SizeRecord
 
 WIDTH = 50
 """The length of the longest bar, in characters."""
@@ -33,3 +33,13 @@ def cost_lines(shapes: str, rows: Sequence[KernelCost]) -> Iterator[str]:
         yield f"    {row.kernel:>4} {row.provider:<10} {row.cost.error:>7.1%}  {row.cost}"
     if len(rows) > MOST_KERNELS:
         yield f"    and {len(rows) - MOST_KERNELS} more"
+
+
+def size_lines(rows: Sequence[SizeRecord]) -> Iterator[str]:
+    """Yield the lines of a table of the bound and the gap at each size at which kernels were measured."""
+    if rows:
+        width = max(len(row.sizes) for row in rows)
+        yield "by size: the kernels of the plan that runs, the best plan of those measured, no plan below, the gap"
+        for row in rows:
+            times = "".join(f"{1e3 * ms:>10.1f} us" for ms in (row.sum_ms, row.best_ms, row.lower_bound_ms))
+            yield f"    {row.sizes:<{width}}{times}{100 * row.gap:>7.1f} %  ({row.plan})"

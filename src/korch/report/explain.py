@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from korch.equivalence.rule import rule_of
 from korch.primitive.dispute import Dispute
-from korch.report.costs import cost_lines
+from korch.report.costs import cost_lines, size_lines
 from korch.report.kernel import operations, slowest
 from korch.report.units import count_text, cut, milliseconds, size_text, time_text
 from korch.runtime.record import PlanRecord, PortRecord, StepRecord
@@ -422,6 +422,7 @@ def describe(name: str, report: AnyReport) -> str:
                 f"shared: weights of {size_text(report.weights_bytes)} in "
                 f"{size_text(report.shared_weights_bytes)}, {counted(report.kernels, 'kernel')}, "
                 f"{report.shared_kernels} of them different",
+                *size_lines(report.sizes),
                 *(line for shapes, rows in report.costs.items() for line in cost_lines(shapes, rows)),
             ]
         )

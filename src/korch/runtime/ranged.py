@@ -11,7 +11,7 @@ import json
 import math
 import os
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import IO, TYPE_CHECKING, Any, Self
@@ -31,7 +31,7 @@ from korch.runtime.runnable import ArrayType, Runnable, TensorInfo, Timing
 from korch.runtime.shaped import ShapedExecutable, Shared, read_shaped
 
 if TYPE_CHECKING:
-    from korch.runtime.report import KernelCost, ShapedReport
+    from korch.runtime.report import KernelCost, Report, ShapedReport, SizeRecord
 
 FORMAT = "korch-ranged"
 RANGES = "ranges.json"
@@ -94,11 +94,31 @@ class RangedExecutable(ShapedExecutable):
         """The report of all plans, with their costs by size."""
         plans = self.ranges.plans
         texts = [self._plan_text(plan).replace("up to", "at most", 1) for plan in plans]
-        reports = (executable.report for executable in self.executables)
+        reports = [executable.report for executable in self.executables]
         costs = map(_kernel_costs, self.executables, plans)
         return replace(
-            super().report, plans=dict(zip(texts, reports, strict=True)), costs=dict(zip(texts, costs, strict=True))
+            super().report,
+            plans=dict(zip(texts, reports, strict=True)),
+            costs=dict(zip(texts, costs, strict=True)),
+            sizes=tuple(self._size_records(list(zip(plans, texts, reports, strict=True)))),
         )
+
+    def _size_records(self, rows: Sequence[tuple[RangePlan, str, Report]]) -> Iterator[SizeRecord]:
+        """Yield what is known of the plan that runs at each size at which kernels were measured."""
+        from korch.runtime.report import SizeRecord  # not needed to load and run
+
+        for sizes in sorted({at.sizes for plan in self.ranges.plans for at in plan.measured}):
+            _, chosen = self.serving(sizes)
+            text = next(text for plan, text, _ in rows if plan is chosen)
+            for at in chosen.measured:
+                if at.sizes == sizes:
+                    gap = (at.sum_ns - at.bound_ns) / max(1, at.sum_ns)
+                    known = at.sum_ns / 1e6, at.best_ns / 1e6, at.bound_ns / 1e6, gap
+                    yield SizeRecord(self._sizes_text(sizes), text, *known)
+        for plan, text, report in rows:
+            if plan.is_exact and report.gap is not None:
+                known = report.predicted_ms, report.predicted_ms, report.lower_bound_ms, report.gap
+                yield SizeRecord(self._sizes_text(plan.sizes), text, *known)
 
     def facts(self) -> str:
         """Return a line about each plan."""

@@ -424,6 +424,27 @@ class KernelCost:
 
 
 @dataclass(frozen=True, slots=True)
+class SizeRecord:
+    """What is known of the plan that runs at one size of a range.
+
+    Attributes:
+        sizes: the size of each dimension.
+        plan: the key of the plan's report.
+        sum_ms: the sum of the times of its kernels there.
+        best_ms: the least such sum of any plan of the kernels that were measured there.
+        lower_bound_ms: a lower bound of the sum of any plan that was considered there.
+        gap: (sum_ms - lower_bound_ms) / sum_ms.
+    """
+
+    sizes: str
+    plan: str
+    sum_ms: float
+    best_ms: float
+    lower_bound_ms: float
+    gap: float
+
+
+@dataclass(frozen=True, slots=True)
 class ShapedReport:
     """The report of an executable with several plans.
 
@@ -433,6 +454,7 @@ class ShapedReport:
             memory, where plans share weights.
         kernels: the number of all plans' kernels; `shared_kernels` is the number of different kernels.
         costs: for plans for ranges, the times of kernels as functions of the sizes, with the same keys as `plans`.
+        sizes: for plans for ranges, the bound and the gap at each size at which kernels were measured.
     """
 
     plans: Mapping[str, Report]
@@ -441,6 +463,7 @@ class ShapedReport:
     kernels: int
     shared_kernels: int
     costs: Mapping[str, tuple[KernelCost, ...]] = field(default_factory=dict)
+    sizes: tuple[SizeRecord, ...] = ()
 
 
 @dataclass(frozen=True)
