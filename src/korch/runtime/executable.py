@@ -20,7 +20,7 @@ from korch.runtime.artifact import Archive, Artifact, archive_of, read_artifact
 from korch.runtime.library import Handle, Library, load_plans
 from korch.runtime.record import PlanRecord
 from korch.runtime.runnable import ArrayType, PlanExecutable, TensorInfo, Timing
-from korch.system.alignment import address_of, short_lived_array
+from korch.system.alignment import address_of, aligned_bytes, short_lived_array
 
 if TYPE_CHECKING:
     from korch.runtime.report import Report
@@ -113,9 +113,11 @@ class Executable(PlanExecutable):
             if found.size and not np.may_share_memory(found, given):
                 expected = "a dense array of the input's type, aligned to its elements"
                 raise InputError("it would have to be copied for each run", f"input {type_.name!r}", expected)
-        outputs = self._allocate()
+        # Long-lived, so large ones ask for huge pages, which takes longer to allocate.
+        outputs = tuple(
+            aligned_bytes(size_bytes).view(type_.dtype).reshape(type_.shape) for type_, size_bytes in self._outputs
+        )
         run = self._handle.bound(_addresses(inputs), _addresses(outputs))
-
         return partial(_run_bound, run, inputs, outputs)
 
     def time(self, arrays: Sequence[Any], repeat: int) -> Timing:
