@@ -2,7 +2,7 @@
 
     python -m benchmarks.printers [--models candy,segformer] [--most 100] [--cache folder] [--output results.json]
 
-The candidates of the provider of generated kernels are sampled. Both kernels of a program are timed in one process,
+The candidates of the providers of generated kernels are sampled. Both kernels of a program are timed in one process,
 interleaved, as in a search. Rows state the kind, both times and both times to compile. Without `--time`, kernels are
 only compiled, so that a later run with the same cache only times them. A quotient above 1 means that LLVM's takes less
 time.
@@ -38,10 +38,10 @@ from korch.search.instance import Answers
 from korch.segments.block_task import prepare
 from korch.tile.cpp.print import print_cpp
 from korch.tile.llvm.print import print_llvm, refusal
-from korch.tile.lower.staging import Machine
 
 Row = dict[str, Any]
 BATCH = 40
+LIBRARIES = ("onednn", "onnxruntime", "in place")
 
 
 def main() -> int:
@@ -77,7 +77,7 @@ def measure(name: str, cache: Path, args: argparse.Namespace) -> list[Row]:
         found: dict[str, Candidate] = {}
         for block in partition.blocks:
             task = prepare(partition, block, Answers(meter.providers, meter.target), options)
-            found |= {c.key: c for c in task.candidates if c.provider == "generated"}
+            found |= {c.key: c for c in task.candidates if c.provider not in LIBRARIES}
         kinds = set(filter(None, args.kinds.split(",")))
         chosen = [c for c in found.values() if not kinds or kind_of(c) in kinds]
         chosen = random.Random(0).sample(chosen, min(args.most, len(chosen)))
@@ -92,8 +92,9 @@ def both(candidate: Candidate, meter: CpuMeter) -> tuple[Candidate, Kernel, Kern
     """Return the kernels of a candidate printed as C++ and as LLVM IR."""
     provider = next(p for p in meter.providers if p.name == candidate.provider)
     target, group, offer = meter.target, candidate.group, candidate.offer
-    program = provider.program(group, offer, Machine.of(target))  # type: ignore[attr-defined]
-    if refusal(program, target):
+    kernel = provider.build(group, offer, target)
+    program = kernel.program if isinstance(kernel, Kernel) else None
+    if program is None or program.parameters or refusal(program, target):
         return None
     text = comment_of(group, offer)
     cpp = printed_kernel(program, print_cpp(program, text, target.lanes, target.threads))
@@ -122,6 +123,7 @@ def compare(
                 "model": name,
                 "kind": kind_of(candidate),
                 "what": candidate.group.text,
+                "variant": candidate.offer.variant,
                 "layouts": " ".join(map(str, (*candidate.offer.inputs, *candidate.offer.outputs))),
                 "cpp_us": one.time_ns / 1e3,
                 "llvm_us": two.time_ns / 1e3,
@@ -145,6 +147,8 @@ def kind_of(candidate: Candidate) -> str:
     body = candidate.group.body
     ops = {primitive.op for primitive in body.primitives}
     categories = {primitive.row.category for primitive in body.primitives}
+    if Category.LINEAR in categories:
+        return "contractions"
     if any(op.startswith("pool") for op in ops):
         return "windows"
     if ops & {"take", "gather", "pad", "concat", "slice"}:

@@ -14,10 +14,9 @@ from pathlib import Path
 LEVEL = 2
 """LLVM's level of optimization when it generates code. No passes run before: the printer leaves nothing for them."""
 
-OPTIONS = ("-enable-misched=0", "-disable-lsr")
-"""Instructions stay in the printed order: the scheduler before register allocation moves loads so far ahead of their
-use that sums of contractions are spilled (three times as many spills). Addresses are printed with their invariant parts
-outside the loops; reducing their strength would take a third of LLVM's time and gain nothing."""
+OPTIONS = ("-disable-lsr",)
+"""Addresses are printed with their invariant parts outside the loops; reducing their strength would take a third of
+LLVM's time and gain nothing."""
 
 
 def main() -> None:

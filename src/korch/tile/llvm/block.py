@@ -269,12 +269,16 @@ class BlockPrinter:
     ) -> list[SsaValue]:
         """Print the multiply-adds of one term, at offsets of both operands: a variable part and a constant."""
         emit, found = self.emit, list(sums)
+        first = {
+            at: emit.place(self.a.kind, emit.place(self.a.kind, at, a[0]), emit.index(a[1])) for at, _ in block.first
+        }
+        if len(first) < len(block.first):  # else LLVM would hold the elements of terms that rows share in registers
+            first = {at: emit.opaque(place) for at, place in first.items()}
         second = emit.place(self.b.kind, block.second, b[0])
         places = [emit.place(self.b.kind, second, emit.index(b[1] + v * self.vector)) for v in range(block.vectors)]
         columns = [self.loaded(self.b, at, self.lanes, block.mask_of(v)) for v, at in enumerate(places)]
-        for r, (first, offset) in enumerate(block.first):
-            at = emit.place(self.a.kind, first, a[0])
-            x = emit.splat(self.loaded(self.a, emit.place(self.a.kind, at, emit.index(offset + a[1]))), self.lanes)
+        for r, (at, offset) in enumerate(block.first):
+            x = emit.splat(self.loaded(self.a, emit.place(self.a.kind, first[at], emit.index(offset))), self.lanes)
             for v, column in enumerate(columns):
                 k = r * block.vectors + v
                 found[k] = fused(emit, x, column, found[k])

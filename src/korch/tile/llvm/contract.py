@@ -25,6 +25,10 @@ from korch.tile.llvm.sums import SumsPrinter
 STREAM_BYTES = 16384
 """The prefetch distance if the second operand is read contiguously and only once."""
 
+SINGLE_ROWS = 8
+"""The maximum rows of a block of one vector if there are 16 registers: LLVM moves each sum to another register with
+each multiply-add, and needs free ones for that."""
+
 
 def refused_contraction(program: TileProgram, step: Contract) -> str:
     """Return why a contraction is not printed yet; "" if it is."""
@@ -115,8 +119,9 @@ class ContractPrinter:
         out, a, b = (self._side(at, env) for at in (step.out, step.a, step.b))
         self._require(terms, out, a, b)
         chosen = step.registers or REGISTERS.get(self.lanes, FEW_REGISTERS)
+        most = SINGLE_ROWS if chosen.vectors == 1 and not self.context.isa.is_avx512 else chosen.rows
         height = math.prod(axis.extent for axis in self.rows)
-        self.registers = replace(chosen, rows=max(1, min(chosen.rows, height)))
+        self.registers = replace(chosen, rows=max(1, min(chosen.rows, most, height)))
         second = self.context.program.buffer(step.b.buffer)
         vector, strip = strips(second, self.registers.vectors, self.lanes, b.steps[self.columns.name])
         finish = self.sums.finish and SumsPrinter(self.context, self.grid, step, self.sums.finish, env)
@@ -233,12 +238,23 @@ class ContractPrinter:
         emit, a, inner = self.emit, self.a, self.rows[-1]
         even, step, size = even_step(self.rows, a.steps), a.steps[inner.name], inner.extent
 
+        place, next_group = self._rest(r, size), a.steps[self.rows[0].name] - size * step
+
+        def follows(i: int) -> SsaValue:  # whether a row is in the group after that of the first row
+            return emit.test("icmp sge", place, emit.index(size - i))
+
         def group(i: int) -> SsaValue:
-            return self._divided(emit.add(r, emit.index(i)), size)
+            own = self._divided(r if size >= rows else emit.add(r, emit.index(i)), size)
+            return own if i == 0 or size < rows else emit.add(own, emit.convert("zext", follows(i), "i64"))
 
         def first(i: int) -> SsaValue:
-            base = emit.place(a.kind, a.at, emit.times(group(i), a.steps[self.rows[0].name]))
-            return emit.place(a.kind, base, emit.times(self._rest(emit.add(r, emit.index(i)), size), step))
+            row = r if size >= rows else emit.add(r, emit.index(i))
+            base = emit.place(a.kind, a.at, emit.times(self._divided(row, size), a.steps[self.rows[0].name]))
+            at = emit.place(a.kind, base, emit.times(self._rest(row, size), step))
+            if i == 0 or size < rows:
+                return at
+            more = emit.select(follows(i), emit.index(next_group), emit.index(0))
+            return emit.place(a.kind, emit.place(a.kind, at, more), emit.index(i * step))
 
         def apart() -> None:
             self.printer.run(replace(block, first=[(first(i), 0) for i in range(rows)]))

@@ -294,6 +294,11 @@ class Emit:
         """The number of the innermost scope whose lines may not be executed although the scope around it is."""
         return next((i for i in range(self.depth, 0, -1) if self._scopes[i].is_conditional), 0)
 
+    def opaque(self, place: SsaValue) -> SsaValue:
+        """Print an equal address, of which LLVM does not know that it is equal; loads do not move across it."""
+        text = f'call ptr asm sideeffect "", "=r,0,~{{memory}}"({place.typed})'
+        return self.pure("ptr", 1, text, place, floor=self.depth)
+
     def array(self, kind: str, count: int) -> SsaValue:
         """Reserve memory on the stack."""
         name = self.name()
