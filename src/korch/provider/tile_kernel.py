@@ -15,7 +15,7 @@ from korch.tile.analysis.shares import by_rows, shares_of
 from korch.tile.check.check import check_program
 from korch.tile.cpp.print import PrintedCpp, print_cpp
 from korch.tile.ir.parameters import PART, by_outer, parametric
-from korch.tile.ir.program import Contract, TileProgram
+from korch.tile.ir.program import TileProgram
 from korch.tile.llvm.print import REGION, PrintedLlvm, print_llvm, refusal
 
 logger = logging.getLogger("korch.provider")
@@ -56,7 +56,7 @@ def kernel_of(
     if counts is None:
         program, counts = in_parameters(program)
     printed: PrintedLlvm | PrintedCpp
-    if not refusal(program, target) and not _is_faster_in_cpp(program):
+    if not refusal(program, target):
         printed = print_llvm(program, text, target, stream_bytes, counts)
     else:
         printed = print_cpp(program, text, target.lanes, target.threads, stream_bytes, counts)
@@ -76,11 +76,6 @@ def in_parameters(program: TileProgram) -> tuple[TileProgram, Mapping[str, Count
         if stage != before and (shares is None or by_rows(stage, shares) is None):
             return parametric(by_outer(program))
     return made, counts
-
-
-def _is_faster_in_cpp(program: TileProgram) -> bool:
-    """Return whether a program has contractions: they were not compared on enough shapes yet."""
-    return any(isinstance(step, Contract) for stage in program.stages for _, step in stage.leaves)
 
 
 def printed_kernel(program: TileProgram, printed: PrintedCpp | PrintedLlvm) -> Kernel:
