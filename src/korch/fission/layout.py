@@ -101,12 +101,15 @@ def _pad(c: Context) -> Result:
         before[axis_of(axis, rank)], after[axis_of(axis, rank)] = pads[i], pads[i + len(axes)]
     grown = [max(0, n) for n in before], [max(0, n) for n in after]
     cut = [max(0, -n) for n in before], [max(0, -n) for n in after]
-    if any((*cut[0], *cut[1])):
-        if mode != "constant" and any((*grown[0], *grown[1])):
-            return NotSplit(f"negative pads in mode {mode}")
-        x = c.slice(x, cut[0], [n - a - b for n, a, b in zip(shape, *cut, strict=True)])
-    if mode != "constant" and any(n == 0 and a + b for n, a, b in zip(shape, *grown, strict=True)):
-        return NotSplit(f"an empty axis in mode {mode}")
+    # The standard leaves the order open. As in ONNX Runtime, axes are cut first, and what is left is repeated or
+    # reflected. PyTorch also reflects what is cut.
+    axes_left = [max(0, n - a - b) for n, a, b in zip(shape, *cut, strict=True)]
+    for n, left, growth in zip(shape, axes_left, zip(*grown, strict=True), strict=True):
+        least = 1 + max(growth) if mode == "reflect" and left < n else 1
+        if mode != "constant" and any(growth) and left < least:
+            return NotSplit(f"an axis of {left} elements in mode {mode}")
+    if axes_left != list(shape):
+        x = c.slice(x, cut[0], axes_left)
     return c.pad(x, *grown, mode, fill)
 
 

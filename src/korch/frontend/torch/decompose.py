@@ -58,6 +58,63 @@ def _squeeze(x: Any, dim: int) -> Any:
     return NotImplemented if not x.dim() or x.shape[dim] == 1 else x.clone()
 
 
+def _squeeze_axes(x: Any, dim: Sequence[int]) -> Any:
+    return NotImplemented if dim else x.clone()
+
+
+def _line(start: Any, end: Any, steps: int, *, dtype: Any = None, **options: Any) -> Any:
+    """The exporter gives a line of one point no axis."""
+    if steps != 1:
+        return NotImplemented
+    dtype = dtype or torch.get_default_dtype()
+    return start.to(dtype).reshape(1) if isinstance(start, torch.Tensor) else torch.full((1,), start, dtype=dtype)
+
+
+def _aligned(x: Any, sizes: Any, align_corners: bool, factors: Any, *, resize: Callable[..., Any]) -> Any:
+    """Corners are aligned with whole elements; ONNX's definition takes the product of a size and its factor."""
+    if not align_corners or factors is None:
+        return NotImplemented
+    return resize(x, [int(n * factor) for n, factor in zip(x.shape[2:], factors, strict=True)], True, None)
+
+
+def _antialiased(
+    x: Any, sizes: Any, align_corners: bool, factors: Any, *, reach: int, weigh: Callable[[Any], Any]
+) -> Any:
+    """The exporter ignores the factors and the corners. `weigh` gives an element's weight for its distance."""
+    if factors is None and not align_corners:
+        return NotImplemented
+    for i, n in enumerate(x.shape[2:]):
+        count = int(n * factors[i]) if sizes is None else sizes[i]
+        step = n / count if factors is None else 1 / factors[i]
+        if align_corners:
+            step = (n - 1) / (count - 1) if count > 1 else 0.0
+        stretch = max(step, 1.0)
+        middle = step * (torch.arange(count, dtype=torch.float64).unsqueeze(1) + 0.5)
+        away = (torch.arange(n, dtype=torch.float64) + 0.5 - middle).abs() / stretch
+        weights = torch.where(away < reach, weigh(away), 0.0)
+        weights = (weights / weights.sum(1, keepdim=True)).to(x.dtype)
+        x = (x.movedim(2 + i, -1) @ weights.mT).movedim(-1, 2 + i)
+    return x
+
+
+def _triangle(away: Any) -> Any:
+    return 1 - away
+
+
+def _cubic(away: Any) -> Any:
+    near, far = (1.5 * away - 2.5) * away * away + 1, ((2.5 - 0.5 * away) * away - 4) * away + 2
+    return torch.where(away < 1, near, far)
+
+
+def _image_columns(x: Any, kernel: Sequence[int], dilation: Any, padding: Any, stride: Any) -> Any:
+    """The exporter divides by the size of the batch."""
+    if x.numel():
+        return NotImplemented
+    lengths = zip(x.shape[-2:], kernel, dilation, padding, stride, strict=True)
+    count = math.prod((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, d, p, s in lengths)
+    return x.new_zeros((*x.shape[:-3], x.shape[-3] * math.prod(kernel), count))
+
+
 def _scatter_reduce(x: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Any:
     """The exporter computes a sum for a mean."""
     if reduce != "mean":
@@ -184,13 +241,15 @@ def _sign(x: Any) -> Any:
 
 def _arc_tangent(y: Any, x: Any) -> Any:
     """The exporter has another sign where y is 0, and NaN where both are 0 or infinite."""
-    y, x = torch.broadcast_tensors(y, x)
+    dtype = torch.result_type(y, x)
+    dtype = dtype if dtype.is_floating_point else torch.get_default_dtype()
+    y, x = torch.broadcast_tensors(y.to(dtype), x.to(dtype))
     up, across = y.abs(), x.abs()
     ratio = torch.where(up == across, torch.where(up == 0, 0.0, 1.0), up / across)
     ratio = torch.where(torch.isnan(x + y) & ~(torch.isinf(x) & torch.isinf(y)), torch.nan, ratio)
     angle = torch.atan(ratio)
     angle = torch.where(signbit(x), math.pi - angle, angle)
-    return torch.where(signbit(y), -angle, angle).to(y.dtype)
+    return torch.where(signbit(y), -angle, angle)
 
 
 def _cross(x: Any, y: Any, dim: int | None = None) -> Any:
@@ -209,6 +268,20 @@ def _hamming(n: int, periodic: bool = True, alpha: float = 0.54, beta: float = 0
 _WRONG: dict[Any, Callable[..., Any]] = {
     aten.scaled_dot_product_attention.default: _attention,
     aten.squeeze.dim: _squeeze,
+    aten.squeeze.dims: _squeeze_axes,
+    **dict.fromkeys([aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar, aten.linspace.Scalar_Tensor], _line),
+    **{
+        resize: partial(_aligned, resize=resize)
+        for resize in (
+            aten.upsample_linear1d.vec,
+            aten.upsample_bilinear2d.vec,
+            aten.upsample_trilinear3d.vec,
+            aten.upsample_bicubic2d.vec,
+        )
+    },
+    aten._upsample_bilinear2d_aa.vec: partial(_antialiased, reach=1, weigh=_triangle),
+    aten._upsample_bicubic2d_aa.vec: partial(_antialiased, reach=2, weigh=_cubic),
+    aten.im2col.default: _image_columns,
     aten.scatter_reduce.two: _scatter_reduce,
     aten.avg_pool2d.default: _average_pool,
     aten.avg_pool3d.default: partial(_average_pool, rank=3),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,6 +87,32 @@ def _hypot(x: Any, y: Any) -> Any:
     return large * torch.sqrt(1 + ratio * ratio)
 
 
+def _is_special(x: Any, *, of_integers: bool) -> Any:
+    """ONNX's tests for NaN and infinities take no integers."""
+    return NotImplemented if x.is_floating_point() else torch.full_like(x, of_integers, dtype=torch.bool)
+
+
+def _rounded(x: Any) -> Any:
+    """ONNX does not round integers."""
+    return NotImplemented if x.is_floating_point() else x.clone()
+
+
+def _angle(x: Any) -> Any:
+    """The exporter gives an angle of an integer its type."""
+    return torch.where(x < 0, math.pi, 0.0) if not (x.is_floating_point() or x.is_complex()) else NotImplemented
+
+
+def _softmax(x: Any, dim: int, dtype: Any = None, *, compute: Callable[..., Any]) -> Any:
+    """The exporter converts the result, and ONNX takes no integers."""
+    return NotImplemented if dtype in (None, x.dtype) else compute(x.to(dtype), dim)
+
+
+def _extreme(x: Any, dim: Sequence[int] = (), keepdim: bool = False, *, reduce: Callable[..., Any]) -> Any:
+    if not x.dim():
+        return x.clone()
+    return NotImplemented if len(dim) else reduce(x, list(range(x.dim())), keepdim)
+
+
 def _running(x: Any, dim: int, reduce: Callable[[Any], Any], neutral: float) -> Any:
     """Reduce the elements up to each place along an axis."""
     if x.dim() == 0:
@@ -101,10 +128,22 @@ def _cumulative_product(x: Any, dim: int, *, dtype: Any = None) -> Any:
     return _running(x.to(dtype), dim, lambda rows: rows.prod(-1), 1)
 
 
-def _cumulative_end(x: Any, dim: int, sign: int) -> Any:
-    if not x.is_floating_point() or x.dim() == 0:
-        return NotImplemented
-    values = sign * _running(sign * x, dim, lambda rows: rows.amax(-1), -torch.inf)
+def _also_of_scalars(compute: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    """Return a function along an axis, extended to scalars, which count as a row of one element."""
+
+    def extended(x: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        if x.dim():
+            return compute(x, *args, **kwargs)
+        return tuple(part.reshape(()) for part in compute(x.reshape(1), *args, **kwargs))
+
+    return extended
+
+
+def _cumulative_end(x: Any, dim: int, reduce: Callable[[Any], Any], neutral: str) -> tuple[Any, ...]:
+    ends = {"min": -torch.inf, "max": torch.inf}
+    values = _running(
+        x, dim, reduce, ends[neutral] if x.is_floating_point() else getattr(torch.iinfo(x.dtype), neutral)
+    )
     shape = [1] * x.dim()
     shape[dim] = -1
     places = torch.arange(x.shape[dim]).reshape(shape).expand(x.shape)
@@ -113,20 +152,24 @@ def _cumulative_end(x: Any, dim: int, sign: int) -> Any:
     return values, found.to(torch.int64)
 
 
-def _cumulative_maximum(x: Any, dim: int) -> Any:
-    return _cumulative_end(x, dim, 1)
+@_also_of_scalars
+def _cumulative_maximum(x: Any, dim: int) -> tuple[Any, ...]:
+    return _cumulative_end(x, dim, lambda rows: rows.amax(-1), "min")
 
 
-def _cumulative_minimum(x: Any, dim: int) -> Any:
-    return _cumulative_end(x, dim, -1)
+@_also_of_scalars
+def _cumulative_minimum(x: Any, dim: int) -> tuple[Any, ...]:
+    return _cumulative_end(x, dim, lambda rows: rows.amin(-1), "max")
 
 
+@_also_of_scalars
 def _kth_value(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
     values, places = torch.sort(x, dim)
     values, places = values.narrow(dim, k - 1, 1), places.narrow(dim, k - 1, 1)
     return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
 
 
+@_also_of_scalars
 def _median(x: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
     """The lower of two elements in the middle; NaN if there is one."""
     values, places = _kth_value(x, (x.shape[dim] + 1) // 2, dim, keepdim)
@@ -141,7 +184,10 @@ def _median_of_all(x: Any) -> Any:
     return _median(x.reshape(-1), 0)[0]
 
 
-def _nan_median(x: Any, dim: int, keepdim: bool = False) -> tuple[Any, Any]:
+@_also_of_scalars
+def _nan_median(x: Any, dim: int, keepdim: bool = False) -> tuple[Any, ...]:
+    if not x.is_floating_point():
+        return _median(x, dim, keepdim)
     is_nan = torch.isnan(x)
     values, places = torch.sort(torch.where(is_nan, torch.inf, x), dim)
     middle = ((~is_nan).sum(dim, keepdim=True) - 1).clamp(min=0) // 2
@@ -164,9 +210,7 @@ def _order(x: Any, *, stable: bool, dim: int = -1, descending: bool = False) -> 
 
 
 def _extremes(x: Any, *, dim: int | None = None, keepdim: bool = False) -> Any:
-    if dim is not None:
-        return NotImplemented
-    axes = list(range(x.dim()))
+    axes = [] if dim is None else [dim]
     return x.amin(axes, keepdim), x.amax(axes, keepdim)
 
 
@@ -212,13 +256,40 @@ def _put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
 
 
 def _search(ordered: Any, values: Any, *, out_int32: bool = False, right: bool = False, **options: Any) -> Any:
-    if options.get("side") is not None or options.get("sorter") is not None:
-        return NotImplemented
+    if options.get("sorter") is not None:
+        ordered = ordered.gather(-1, options["sorter"])
+    if options.get("side") is not None:
+        right = options["side"] == "right"
+    values = values if isinstance(values, torch.Tensor) else torch.full((), values)
     rows, wanted = ordered.unsqueeze(-2), values.unsqueeze(-1)
     if ordered.dim() == 1:
         rows = ordered
     is_before = ~(rows > wanted) if right else rows < wanted
     return is_before.sum(-1).to(torch.int32 if out_int32 else torch.int64)
+
+
+def _bucketize(values: Any, ordered: Any, *, out_int32: bool = False, right: bool = False) -> Any:
+    return _search(ordered, values, out_int32=out_int32, right=right)
+
+
+def _is_in(values: Any, among: Any, *, assume_unique: bool = False, invert: bool = False) -> Any:
+    return (values.unsqueeze(-1) == among.reshape(-1)).any(-1) ^ invert
+
+
+def _of_a_scalar(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """ONNX has no norm of a scalar along an axis."""
+    return NotImplemented if x.dim() else torch.linalg.vector_norm(x.reshape(1), ord, 0, dtype=dtype)
+
+
+def _likeness(x: Any, y: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+    if x.dim() or y.dim():
+        return NotImplemented
+    return torch.nn.functional.cosine_similarity(x.reshape(1), y.reshape(1), 0, eps).reshape(())
+
+
+def _strided_scatter(x: Any, src: Any, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
+    places = torch.arange(x.numel()).as_strided(size, stride, storage_offset or 0)
+    return x.reshape(-1).index_put((places.reshape(-1),), src.reshape(-1)).reshape(x.shape)
 
 
 def _bags(
@@ -325,6 +396,14 @@ MISSING: dict[Any, Callable[..., Any]] = {
     aten.index_reduce.default: _index_reduce,
     aten.scatter.reduce: _scatter_with,
     aten.scatter.value_reduce: _scatter_with,
+    **dict.fromkeys([aten.ceil.default, aten.floor.default, aten.round.default, aten.trunc.default], _rounded),
+    **dict.fromkeys([aten.isnan.default, aten.isinf.default], partial(_is_special, of_integers=False)),
+    aten.isfinite.default: partial(_is_special, of_integers=True),
+    aten.angle.default: _angle,
+    aten.softmax.int: partial(_softmax, compute=torch.softmax),
+    aten.log_softmax.int: partial(_softmax, compute=torch.log_softmax),
+    aten.amax.default: partial(_extreme, reduce=torch.amax),
+    aten.amin.default: partial(_extreme, reduce=torch.amin),
     aten.copysign.Tensor: _copysign,
     aten.fmax.default: _fmax,
     aten.fmin.default: _fmin,
@@ -348,6 +427,12 @@ MISSING: dict[Any, Callable[..., Any]] = {
     aten.masked_scatter.default: _masked_scatter,
     aten.put.default: _put,
     aten.searchsorted.Tensor: _search,
+    aten.searchsorted.Scalar: _search,
+    **dict.fromkeys([aten.bucketize.Tensor, aten.bucketize.Scalar], _bucketize),
+    aten.isin.Tensor_Tensor: _is_in,
+    aten.linalg_vector_norm.default: _of_a_scalar,
+    aten.cosine_similarity.default: _likeness,
+    aten.as_strided_scatter.default: _strided_scatter,
     aten.embedding_bag.default: _bags,
     aten.embedding_bag.padding_idx: _bags,
     aten.lstm.input: _projected_lstm,
