@@ -6,8 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from korch.primitive.types import DType
 from korch.tile.analysis.axes import Steps, even_step
 from korch.tile.ir.program import Axis, Registers, refused
+from korch.tile.llvm.arithmetic import NARROW
 from korch.tile.llvm.emit import SsaValue, constant
 from korch.tile.llvm.functions import fused
 from korch.tile.llvm.memory import Place, element_bytes
@@ -278,17 +280,26 @@ class BlockPrinter:
         places = [emit.place(self.b.kind, second, emit.index(b[1] + v * self.vector)) for v in range(block.vectors)]
         columns = [self.loaded(self.b, at, self.lanes, block.mask_of(v)) for v, at in enumerate(places)]
         for r, (at, offset) in enumerate(block.first):
-            x = emit.splat(self.loaded(self.a, emit.place(self.a.kind, first[at], emit.index(offset))), self.lanes)
+            x = self.repeated(self.a, emit.place(self.a.kind, first[at], emit.index(offset)))
             for v, column in enumerate(columns):
                 k = r * block.vectors + v
                 found[k] = fused(emit, x, column, found[k])
         return found
 
     def loaded(self, side: OperandSide, at: SsaValue, lanes: int = 1, mask: SsaValue | None = None) -> SsaValue:
-        """Print the load of elements of an operand; panels have whole vectors."""
-        era = 0
-        if side.buffer not in self.context.given:
-            self.context.era += 1
-            era = self.context.era
-        place = Place(at, self.context.dtypes[side.buffer], side.kind, self.emit.depth, era)
-        return self.context.memory.load(place, lanes, None if side.is_panel else mask)
+        """Print the load of elements of an operand as float32; panels have whole vectors."""
+        context, era = self.context, 0
+        if side.buffer not in context.given:
+            context.era += 1
+            era = context.era
+        place = Place(at, context.dtypes[side.buffer], side.kind, self.emit.depth, era)
+        found = context.memory.load(place, lanes, None if side.is_panel else mask)
+        return context.arithmetic.cast(found, place.dtype, DType.F32)
+
+    def repeated(self, side: OperandSide, at: SsaValue) -> SsaValue:
+        """Print a vector with an element of an operand in each lane; 16 bits are widened after they are repeated."""
+        if side.kind != "i16" or self.context.dtypes[side.buffer] not in NARROW:
+            return self.emit.splat(self.loaded(side, at), self.lanes)
+        place = Place(at, self.context.dtypes[side.buffer], side.kind)
+        one = self.emit.load("i16", 1, at, place.size_bytes, self.emit.depth)
+        return self.context.memory.computed(self.emit.splat(one, self.lanes), place)

@@ -25,6 +25,9 @@ from korch.tile.llvm.sums import SumsPrinter
 STREAM_BYTES = 16384
 """The prefetch distance if the second operand is read contiguously and only once."""
 
+FLOATS = (Product.F32, Product.F16, Product.BF16)
+"""The products of float32 numbers; narrower operands are widened when they are read."""
+
 SINGLE_ROWS = 8
 """The maximum rows of a block of one vector if there are 16 registers: LLVM moves each sum to another register with
 each multiply-add, and needs free ones for that."""
@@ -32,14 +35,13 @@ each multiply-add, and needs free ones for that."""
 
 def refused_contraction(program: TileProgram, step: Contract) -> str:
     """Return why a contraction is not printed yet; "" if it is."""
-    operands = [program.buffer(at.buffer) for at in (step.out, step.a, step.b)]
-    if step.product is not Product.F32 or any(buffer.dtype.value != "f32" for buffer in operands):
+    if step.product not in FLOATS:
         return f"contractions by {step.product.value}"
     if step.factor is not None or leaves_out(step) or is_by_lanes(step):
         return "contractions of windows, or with factors"
     if {*step.where} - {*kept_guards(step)}:
         return "contractions with guards"
-    second, columns = operands[2], sides_of(step)[1]
+    second, columns = program.buffer(step.b.buffer), sides_of(step)[1]
     is_along = panels(second) is not None or step.b.index.coefficient(columns.name) == 1
     return "" if columns.extent == 1 or is_along else "strided columns"
 

@@ -13,9 +13,9 @@ from korch.tile.analysis.clip import loop_ends
 from korch.tile.analysis.panels import panels
 from korch.tile.analysis.sums import Sums, is_by_lanes, leaves_out
 from korch.tile.analysis.windows import row_of_window, rows_of_window
-from korch.tile.ir.program import Axis, Contract, Product, TileProgram, refused
+from korch.tile.ir.program import Axis, Contract, TileProgram, refused
 from korch.tile.llvm.block import MOST_UNROLLED, OperandSide, SumBlock
-from korch.tile.llvm.contract import ContractPrinter, Strip, refused_contraction
+from korch.tile.llvm.contract import FLOATS, ContractPrinter, Strip, refused_contraction
 from korch.tile.llvm.emit import SsaValue, constant
 from korch.tile.llvm.functions import fused
 from korch.tile.llvm.index import Env, index_of
@@ -43,9 +43,8 @@ def refused_step(program: TileProgram, step: Contract, lanes: int) -> str:
     """Return why a contraction is not printed yet; "" if it is."""
     if not _is_of_windows(step):
         return refused_contraction(program, step)
-    operands = [program.buffer(at.buffer) for at in (step.out, step.a, step.b)]
-    if step.product is not Product.F32 or any(buffer.dtype.value != "f32" for buffer in operands):
-        return f"windows by {step.product.value} of {', '.join(buffer.dtype.value for buffer in operands)}"
+    if step.product not in FLOATS:
+        return f"windows by {step.product.value}"
     return "windows for few lanes" if lanes not in REGISTERS else ""
 
 
@@ -191,7 +190,7 @@ class WindowPrinter(ContractPrinter):
             for r in range(block.rows):
                 if k.number is not None and self._is_outside(tile, r * own.stride + k.number * own.dilation):
                     continue
-                x = self.printer.loaded(self.a, emit.place(self.a.kind, at, emit.index(r * own.stride * own.unit)))
+                x = self.printer.repeated(self.a, emit.place(self.a.kind, at, emit.index(r * own.stride * own.unit)))
                 for v, column in enumerate(columns):
                     i = r * block.vectors + v
                     found[i] = fused(emit, x, column, found[i])
