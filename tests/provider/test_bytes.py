@@ -22,7 +22,7 @@ from korch.provider.gemm import GemmProvider
 from korch.provider.provider import Provider
 from korch.provider.winograd import WinogradProvider, provider
 from korch.schedule.products import PAIR_LANES
-from korch.target import Target
+from korch.target import LANES, Target
 from korch.testing.kernels import check_offers, load_kernels, offers_of, run_kernel
 from tests.provider.onednn_groups import Graph
 
@@ -242,8 +242,9 @@ def depthwise(
     return g.group(requantized(g, y, 1))
 
 
-def test_depthwise_convolutions(target, builder, rng):
-    groups = [
+def depthwise_convolutions() -> list[Group]:
+    """Windows that reach beyond the image, of all signs, with full vectors of channels or not."""
+    return [
         depthwise((1, 16, 14, 13), (3, 3), pads=(1, 1, 1, 1), adds=True),
         depthwise((2, 21, 9, 12), (3, 3), ("i8", "i8"), (2, 2), (0, 0, 1, 1), zero=-7),
         depthwise((1, 40, 7, 7), (5, 5), ("u8", "u8"), pads=(2, 2, 2, 2), zero=200),
@@ -254,5 +255,23 @@ def test_depthwise_convolutions(target, builder, rng):
         depthwise((1, 100, 1, 1), (3, 3), pads=(1, 1, 1, 1)),
         depthwise((1, 12, 70, 50), (2, 7), ("u8", "i8"), (1, 2), (0, 3, 1, 3)),
     ]
+
+
+def test_depthwise_convolutions(target, builder, rng):
+    groups = depthwise_convolutions()
     found = check_exactly(ConvProvider(), groups, target, builder, rng)
     assert all(group in found for group in groups)
+
+
+@pytest.mark.parametrize("isa", ["avx512", "avx2", "generic"])
+def test_lesser_sets_of_this_machine(isa, target, rng, tmp_path):
+    """Bytes are multiplied as 16-bit numbers, and other numbers of lanes take other tails."""
+    if target.lanes < LANES["avx512"]:
+        pytest.skip("this machine runs no other instruction set")
+    other, builder = replace(target, isa=isa, lanes=LANES[isa]), Builder(isa, tmp_path)
+    products = [product(*shape, signs, True, requantizes=True) for shape, signs in zip(SHAPES[2:], SIGNS, strict=True)]
+    offered = [g for g in products if not isinstance(GemmProvider().offer(g, other), Refusal)]
+    check_exactly(GemmProvider(), offered, other, builder, rng)
+    windows = [*convolutions(2 * other.lanes)[::3], *depthwise_convolutions()[::2]]
+    offered = [g for g in windows if not isinstance(ConvProvider().offer(g, other), Refusal)]
+    assert check_exactly(ConvProvider(), offered, other, builder, rng)

@@ -171,9 +171,10 @@ class BlockPrinter:
         """Print the loop over rows that takes the sums, which are stored on the stack first."""
         assert self.finish is not None
         emit, lanes, finish = self.emit, self.lanes, self.finish
-        base = emit.array("float", len(sums) * lanes)
+        kind = sums[0].kind
+        base = emit.array(kind, len(sums) * lanes)
         for i, x in enumerate(sums):
-            emit.store(x, emit.place("float", base, emit.index(i * lanes)), LINE_BYTES)
+            emit.store(x, emit.place(kind, base, emit.index(i * lanes)), LINE_BYTES)
 
         def row(r: SsaValue) -> None:
             own = replace(block, row=emit.add(block.row, r))
@@ -181,9 +182,9 @@ class BlockPrinter:
                 own = replace(own, group=lambda i: emit.op("udiv", own.row, emit.index(self.rows[1].extent)))
             for v in range(block.vectors):
                 self.context.era += 1
-                at = emit.place("float", base, emit.times(r, block.vectors * lanes))
-                at = emit.place("float", at, emit.index(v * lanes))
-                x = emit.load("float", lanes, at, LINE_BYTES, emit.depth, self.context.era)
+                at = emit.place(kind, base, emit.times(r, block.vectors * lanes))
+                at = emit.place(kind, at, emit.index(v * lanes))
+                x = emit.load(kind, lanes, at, LINE_BYTES, emit.depth, self.context.era)
                 finish.move(0, v * lanes)
                 finish.take(x, self._points(own, 0, v))
 

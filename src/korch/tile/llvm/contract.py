@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 from korch.tile.analysis.axes import even_step, joined
 from korch.tile.analysis.panels import in_rows, panels, strips
-from korch.tile.analysis.registers import FEW_REGISTERS, LONG_BLOCK, REGISTERS
+from korch.tile.analysis.registers import BYTE_REGISTERS, FEW_BYTE_REGISTERS, FEW_REGISTERS, LONG_BLOCK, REGISTERS
 from korch.tile.analysis.sums import Sums, batches_of, is_by_lanes, kept_guards, leaves_out, sides_of, tails_of
 from korch.tile.ir.index import Expr, Ranges, add, scale, substitute, var
 from korch.tile.ir.index import constant as number
-from korch.tile.ir.program import At, Axis, Contract, Level, Product, TileProgram, refused
+from korch.tile.ir.program import At, Axis, Buffer, Contract, Level, Product, TileProgram, refused
 from korch.tile.llvm.block import LINE_BYTES, BlockPrinter, Lines, OperandSide, SumBlock
 from korch.tile.llvm.emit import SsaValue, array, constant
 from korch.tile.llvm.index import Env, address, condition, end_of
@@ -67,6 +67,8 @@ class Strip:
 
 class ContractPrinter:
     """Prints one contraction."""
+
+    printer_of: type[BlockPrinter] = BlockPrinter
 
     def __init__(self, context: KernelContext, sums: Sums, grid: tuple[Axis, ...], env: Env) -> None:
         self.context, self.emit, self.env, self.sums = context, context.emit, env, sums
@@ -120,15 +122,18 @@ class ContractPrinter:
         self.rows, self.columns, terms = sides_of(step)
         out, a, b = (self._side(at, env) for at in (step.out, step.a, step.b))
         self._require(terms, out, a, b)
-        chosen = step.registers or REGISTERS.get(self.lanes, FEW_REGISTERS)
+        usual = REGISTERS.get(self.lanes, FEW_REGISTERS)
+        if step.product.is_of_bytes:
+            usual = BYTE_REGISTERS.get(self.lanes, FEW_BYTE_REGISTERS)
+        chosen = step.registers or usual
         most = SINGLE_ROWS if chosen.vectors == 1 and not self.context.isa.is_avx512 else chosen.rows
         height = math.prod(axis.extent for axis in self.rows)
         self.registers = replace(chosen, rows=max(1, min(chosen.rows, most, height)))
         second = self.context.program.buffer(step.b.buffer)
-        vector, strip = strips(second, self.registers.vectors, self.lanes, b.steps[self.columns.name])
+        vector, strip = self._strides(second, b)
         finish = self.sums.finish and SumsPrinter(self.context, self.grid, step, self.sums.finish, env)
         terms = joined(terms, a.steps, b.steps)
-        self.printer = BlockPrinter(
+        self.printer = self.printer_of(
             self.context,
             self.registers,
             (out, a, b),
@@ -143,6 +148,10 @@ class ContractPrinter:
         self.a, self.b = a, b
         self.count = self.emit.times(self._end(self.rows[0], env), math.prod(axis.extent for axis in self.rows[1:]))
         self._strips(self._end(self.columns, env), vector, strip, self._after(terms))
+
+    def _strides(self, second: Buffer, b: OperandSide) -> tuple[int, int]:
+        """Return the memory steps between the vectors of a strip, and between strips."""
+        return strips(second, self.registers.vectors, self.lanes, b.steps[self.columns.name])
 
     def _require(self, terms: Sequence[Axis], out: OperandSide, a: OperandSide, b: OperandSide) -> None:
         tile = self.context.program.buffer(out.buffer)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from korch.primitive.types import DType
 from korch.tile.ir.program import Buffer, Level, TileProgram
 from korch.tile.llvm.arithmetic import KIND, NARROW, Arithmetic
-from korch.tile.llvm.emit import Emit, SsaValue, constant, type_of
+from korch.tile.llvm.emit import Emit, SsaValue, array, constant, type_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +159,9 @@ class Memory:
     def store(self, place: Place, value: SsaValue, mask: SsaValue | None = None, *, streams: bool = False) -> None:
         """Print a store of consecutive elements; past the caches if the address is a multiple of the vector's size."""
         emit, x = self.emit, self.stored(value, place)
+        if mask is not None and mask.text == array("i1", [i == 0 for i in range(x.lanes)]).text:
+            emit.store(emit.lane(x, 0), place.at, place.size_bytes)  # LLVM would store a truncated number's wide bits
+            return
         if mask is not None:
             name = f"llvm.masked.store.{_suffix(place.kind, x.lanes)}.p0"
             operands = (x, place.at, constant("i32", place.size_bytes), mask)

@@ -107,7 +107,7 @@ def refusal(program: TileProgram, target: Target) -> str:
     for stage in program.stages:
         for _, step in stage.leaves:
             if isinstance(step, Contract):
-                if reason := refused_step(program, step, target.lanes):
+                if reason := refused_step(program, step):
                     return reason
                 continue
             if any(panels(program.buffer(op.buffer)) for op in step.ops if isinstance(op, Load)):

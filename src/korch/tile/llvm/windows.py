@@ -19,6 +19,7 @@ from korch.tile.llvm.contract import FLOATS, ContractPrinter, Strip, refused_con
 from korch.tile.llvm.emit import SsaValue, constant
 from korch.tile.llvm.functions import fused
 from korch.tile.llvm.index import Env, index_of
+from korch.tile.llvm.integers import IntegerPrinter, LanePrinter
 
 PLACES_AHEAD = 48
 """The prefetch distance in positions, in memory order.
@@ -36,16 +37,18 @@ FEW_REGISTERS = 16
 
 def contract_printer(sums: Sums) -> type[ContractPrinter]:
     """Return the class that prints a contraction."""
+    if sums.step.product.is_of_bytes:
+        return LanePrinter if is_by_lanes(sums.step) else IntegerPrinter
     return WindowPrinter if _is_of_windows(sums.step) else ContractPrinter
 
 
-def refused_step(program: TileProgram, step: Contract, lanes: int) -> str:
+def refused_step(program: TileProgram, step: Contract) -> str:
     """Return why a contraction is not printed yet; "" if it is."""
+    if step.product.is_of_bytes:
+        return "contractions of bytes on matrix units" if step.registers and step.registers.in_tiles else ""
     if not _is_of_windows(step):
         return refused_contraction(program, step)
-    if step.product not in FLOATS:
-        return f"windows by {step.product.value}"
-    return "windows for few lanes" if lanes not in REGISTERS else ""
+    return "" if step.product in FLOATS else f"windows by {step.product.value}"
 
 
 def _is_of_windows(step: Contract) -> bool:
