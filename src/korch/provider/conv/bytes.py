@@ -135,6 +135,8 @@ def _weights(group: Group, root: Primitive, target: Target) -> Layout:
     shape = group.body.types[root.inputs[1]].shape
     order = (0, *range(2, len(shape)), 1)
     innermost = next((axis for axis in reversed(order[1:]) if shape[axis] > 1), 1)  # an axis of one channel is skipped
+    if _has_few_channels(group, root, target):
+        innermost = 1  # channels are padded to whole pairs, even one
     columns, terms = _registers(target).vectors * target.lanes, terms_together(target.lanes)
     return Layout(order, ((0, columns), (innermost, terms)))
 
