@@ -17,6 +17,7 @@ NO_OPERATOR = "PyTorch has no translation of the operator"
 ON_DATA = "depends on the values of a tensor"
 NOT_TRACED = "PyTorch can't export it"
 COMPLEX = "has complex numbers"
+RANDOM = "draws random numbers"
 
 REFUSED = {
     "F.ctc_loss(a.log_softmax(-1), index[:3, :1] * 0 + 1, rows * 0 + 2, rows * 0 + 1)": NOT_TRACED,
@@ -26,6 +27,8 @@ REFUSED = {
     "F.gaussian_nll_loss(x, y, p)": ON_DATA,
     "F.gaussian_nll_loss(x, y, p * m, full=True, reduction='none')": ON_DATA,
     "F.one_hot(index)": ON_DATA,
+    "F.rrelu(x, training=True)": RANDOM,
+    "F.scaled_dot_product_attention(query, key, value, dropout_p=0.5)": RANDOM,
     "torch.cholesky(s)": NO_OPERATOR,
     "torch.combinations(v)": NOT_TRACED,
     "torch.fft.irfft(z)": COMPLEX,

@@ -113,6 +113,20 @@ def _extreme(x: Any, dim: Sequence[int] = (), keepdim: bool = False, *, reduce: 
     return NotImplemented if len(dim) else reduce(x, list(range(x.dim())), keepdim)
 
 
+def _truth(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    """ONNX reduces no scalar along an axis."""
+    return NotImplemented if x.dim() else x != 0
+
+
+def _places(x: Any) -> Any:
+    """Places in a scalar have no coordinates; the exporter gives them one."""
+    return NotImplemented if x.dim() else x.reshape(1).nonzero()[:, :0]
+
+
+def _sum_of_numbers(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    return NotImplemented if x.is_floating_point() else torch.sum(x, dim, keepdim, dtype=dtype)
+
+
 def _running(x: Any, dim: int, reduce: Callable[[Any], Any], neutral: float) -> Any:
     """Reduce the elements up to each place along an axis."""
     if x.dim() == 0:
@@ -220,6 +234,8 @@ def _distances(x: Any, y: Any, p: float = 2.0, compute_mode: int | None = None) 
 
 def _pairs(x: Any, p: float = 2.0) -> Any:
     n = x.shape[0]
+    if n < 2:
+        return x.new_zeros(0)
     first, second = torch.triu_indices(n, n, 1)
     return torch.linalg.vector_norm(x[first] - x[second], p, -1)
 
@@ -230,7 +246,8 @@ def _convolution_of_times(x: Any, weight: Any, bias: Any, pad: int = 0) -> Any:
 
 
 def _leaky(x: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: Any = None) -> Any:
-    return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
+    """In training it draws random numbers, and is refused."""
+    return NotImplemented if training else torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
 
 
 def _diagonal_scatter(x: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
@@ -381,7 +398,7 @@ def _columns(tensors: Sequence[Any]) -> Any:
 
 
 def _powers(x: Any, N: int | None = None, increasing: bool = False) -> Any:  # noqa: N803 - PyTorch's name
-    count = x.shape[0] if N is None else N
+    count = x.shape[-1] if N is None else N
     columns = [torch.ones_like(x)]
     for _ in range(count - 1):
         columns.append(columns[-1] * x)
@@ -404,6 +421,10 @@ MISSING: dict[Any, Callable[..., Any]] = {
     aten.log_softmax.int: partial(_softmax, compute=torch.log_softmax),
     aten.amax.default: partial(_extreme, reduce=torch.amax),
     aten.amin.default: partial(_extreme, reduce=torch.amin),
+    **dict.fromkeys([aten.any.dim, aten.any.dims, aten.all.dim, aten.all.dims], _truth),
+    aten.nonzero.default: _places,
+    aten.nansum.default: _sum_of_numbers,
+    aten.linalg_vander.default: partial(_powers, increasing=True),
     aten.copysign.Tensor: _copysign,
     aten.fmax.default: _fmax,
     aten.fmin.default: _fmin,
