@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from korch.frontend.torch.missing import MISSING, signbit
+from korch.frontend.torch.special import SPECIAL
 
 aten = torch.ops.aten
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return functions of tensors by the operator that they compute, for `ExportedProgram.run_decompositions`."""
-    return _WRONG | MISSING
+    return _WRONG | MISSING | SPECIAL
 
 
 def _attention(

@@ -1,0 +1,89 @@
+"""Computes special functions that ONNX lacks, in float64.
+
+Sources: NIST Digital Library of Mathematical Functions, 5.4, 5.5 and 5.11 (recurrence, reflection and asymptotic
+expansions of the gamma function's logarithm and its derivative); Giles, Approximating the erfinv function, 2010.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+_STEPS = 8
+"""How often the recurrence is applied before an asymptotic expansion."""
+
+_CENTER = (
+    *(2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503),
+    *(-0.00417768164, 0.246640727, 1.50140941),
+)
+_TAIL = (
+    *(-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613),
+    *(0.00943887047, 1.00167406, 2.83297682),
+)
+
+
+def _wide(x: Any) -> tuple[Any, Any]:
+    """Return the numbers in float64, and the type of the result."""
+    return x.to(torch.float64), x.dtype if x.is_floating_point() else torch.get_default_dtype()
+
+
+def _log_gamma(x: Any) -> Any:
+    x, dtype = _wide(x)
+    z = torch.where(x < 0.5, 1 - x, x)
+    factors = z
+    for i in range(1, _STEPS):
+        factors = factors * (z + i)
+    large = z + _STEPS
+    series = (1 / 12 - (1 / 360 - 1 / (1260 * large**2)) / large**2) / large
+    found = (large - 0.5) * torch.log(large) - large + 0.5 * math.log(2 * math.pi) + series - torch.log(factors)
+    turned = math.log(math.pi) - torch.log(torch.sin(math.pi * (x - torch.floor(x + 0.5))).abs()) - found
+    return torch.where(torch.isinf(x), torch.inf, torch.where(x < 0.5, turned, found)).to(dtype)
+
+
+def _digamma(x: Any) -> Any:
+    x, dtype = _wide(x)
+    z = torch.where(x < 0, 1 - x, x)
+    shifted = torch.zeros_like(z)
+    for i in range(_STEPS):
+        shifted = shifted + 1 / (z + i)
+    square = 1 / (z + _STEPS) ** 2
+    series = square * (1 / 12 - square * (1 / 120 - square * (1 / 252 - square / 240)))
+    found = torch.log(z + _STEPS) - 0.5 / (z + _STEPS) - series - shifted
+    turned = found - math.pi / torch.tan(math.pi * (x - torch.floor(x + 0.5)))
+    is_pole = (x < 0) & (x == torch.floor(x))
+    return torch.where(x == 0, -1 / x, torch.where(is_pole, torch.nan, torch.where(x < 0, turned, found))).to(dtype)
+
+
+def _log_gamma_of_rows(x: Any, p: int) -> Any:
+    terms = [_log_gamma(x - i / 2) for i in range(p)]
+    return sum(terms[1:], terms[0]) + p * (p - 1) / 4 * math.log(math.pi)
+
+
+def _inverse_error(x: Any) -> Any:
+    if x.dtype is torch.float64:
+        return NotImplemented  # the approximation has the precision of float32
+    x, dtype = _wide(x)
+    w = -torch.log((1 - x) * (1 + x))
+    near, far = _polynomial(_CENTER, w - 2.5), _polynomial(_TAIL, torch.sqrt(w) - 3)
+    return torch.where(x.abs() == 1, x * torch.inf, torch.where(w < 5, near, far) * x).to(dtype)
+
+
+def _polynomial(coefficients: Sequence[float], x: Any) -> Any:
+    found = torch.full_like(x, coefficients[0])
+    for coefficient in coefficients[1:]:
+        found = found * x + coefficient
+    return found
+
+
+SPECIAL: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys([aten.lgamma.default, aten.special_gammaln.default], _log_gamma),
+    **dict.fromkeys([aten.digamma.default, aten.special_digamma.default, aten.special_psi.default], _digamma),
+    **dict.fromkeys([aten.mvlgamma.default, aten.special_multigammaln.default], _log_gamma_of_rows),
+    **dict.fromkeys([aten.erfinv.default, aten.special_erfinv.default], _inverse_error),
+}
+"""Functions that the exporter has no translation of."""
