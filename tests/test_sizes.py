@@ -16,6 +16,8 @@ MORE_PARAMETERS = {
     "frontend/torch/quantized.py: quantize",
     "frontend/torch/quantized.py: dequantize",
     "frontend/torch/decompose.py: _average_pool",
+    "frontend/torch/decompose.py: _integer_convolution",
+    "frontend/torch/decompose.py: _integer_transposed",
     "frontend/torch/decompose.py: _max_pool",
     "frontend/torch/missing.py: _bags",
     "frontend/torch/missing.py: _projected_lstm",
