@@ -10,14 +10,22 @@ from korch.inputs import random_arrays
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.primitive.types import ValueType
-from korch.ranges.form import Extent, Factor, extent
+from korch.ranges.form import Extent, Factor, Rows, extent
+from korch.ranges.live import count_of, live
 from korch.ranges.masked import Masked
 from korch.ranges.needed import Need, before_reshape, needs_of_plan
 from korch.ranges.plan import RangePlan
 from korch.runtime.padding import OutputCut
-from tests.ranges.range_models import bert, conv_net, masked_model, pyramid, vit
+from tests.ranges.range_models import bert, conv_net, masked_model, model_of, pyramid, vit
 
 N = frozenset((extent(0),))
+
+FLAT = (
+    "float[b, n, 6] x | m 6 5",
+    "<int64[2] k = {-1, 6}>{ r = Reshape(x, k) p = MatMul(r, m) s = Shape <start = 0, end = 2> (x) "
+    "c = Constant <value_ints: ints = [5]> () t = Concat <axis = 0> (s, c) z = Reshape(p, t) "
+    "y = Relu(z) }",
+)
 
 
 def found_needs(whole: Masked) -> dict[int, Need]:
@@ -60,6 +68,8 @@ def test_what_is_not_needed_does_not_reach_the_outputs() -> None:
         (conv_net(), {"height": (range(5, 14),), "width": (range(9, 12),)}),
         (vit(), {"batch": (range(1, 5),)}),
         (pyramid(), {"size": (range(4, 33, 4),)}),
+        (bert(), {"batch": (range(1, 5),), "length": (range(1, 17),)}),
+        (model_of(*FLAT), {"b": (range(1, 5),), "n": (range(1, 9),)}),
     ):
         whole = masked_model(source, shapes)
         sizes = tuple(max(1, n - 3) for n in whole.plan.sizes)
@@ -84,9 +94,27 @@ def test_what_is_not_needed_does_not_reach_the_outputs() -> None:
 def needed_mask(shape: tuple[int, ...], need: Need, sizes: tuple[int, ...]) -> np.ndarray:
     mask = np.ones(shape, bool)
     for axis, count in need.items():
-        line = np.arange(shape[axis]) < max(extent.at(sizes) for extent in count)
+        line = np.zeros(shape[axis], bool)
+        for part in count:
+            rows = part if isinstance(part, Rows) else Rows(part, Extent(0, 0, 1), 1)
+            line.reshape(-1, rows.most)[: rows.outer.at(sizes), : rows.inner.at(sizes)] = True
         mask &= line.reshape([-1 if a == axis else 1 for a in range(len(shape))])
     return mask
+
+
+def test_rows_of_two_dimensions_go_through_reshapes() -> None:
+    rows = Rows(extent(0), extent(1), 8)
+    both = {0: N, 1: frozenset((extent(1),))}
+    merged = {0: frozenset((rows,))}
+    assert before_reshape((24, 6), (3, 8, 6), both) == merged
+    assert before_reshape((3, 8, 6), (24, 6), merged) == both
+    assert before_reshape((3, 8, 1, 6), (24, 6), merged) == both
+    assert before_reshape((24, 2, 3), (24, 6), merged) == merged
+    assert before_reshape((6, 4, 6), (24, 6), merged) == {0: frozenset((extent(0, 2),))}  # four rows each
+    assert before_reshape((144,), (3, 8, 6), both) == {0: frozenset((extent(0, 48),))}
+    assert before_reshape((24, 6), (3, 8, 6), {0: N, 1: N}) == {0: frozenset((extent(0, 8),))}
+    assert count_of(live(24, (rows,))).at((2, 5)) == rows.at((2, 5)) == 10
+    assert count_of(live(24, (rows, extent(0, 9)))).at((2, 5)) == 18  # groups are needed completely
 
 
 def test_parts_of_joined_axes_are_needed() -> None:

@@ -21,6 +21,7 @@ from korch.primitive.ops.layout import ConcatAttributes, SliceAttributes, Transp
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.primitive.types import DType
 from korch.ranges.form import Extent, prefix
+from korch.ranges.live import whole_groups
 from korch.ranges.mask import identity_of
 from korch.ranges.needed import Ends, before_reshape
 from korch.ranges.plan import RangePlan
@@ -124,9 +125,9 @@ class _Fills:
         for old in range(len(before)):
             fill = self.of(value, old)
             if fill is not None and fill[0] is not None:
-                extents = before_reshape(after, before, {old: frozenset((fill[0],))}).get(axis)
-                if extents is not None:
-                    return next(iter(extents)), fill[1]
+                extents = before_reshape(after, before, {old: frozenset((fill[0],))}).get(axis, ())
+                for extent in whole_groups(extents):
+                    return extent, fill[1]
         return None
 
     def _elementwise(self, primitive: Primitive, axis: int) -> Behind | None:

@@ -118,6 +118,22 @@ def extent(dimension: int, times: int = 1, plus: int = 0, over: int = 1) -> Exte
 
 
 @dataclass(frozen=True, slots=True)
+class Rows:
+    """A part of an axis that merges two: the first `inner` of each `most` elements, of the first `outer` groups."""
+
+    outer: Extent
+    inner: Extent
+    most: int
+
+    def __str__(self) -> str:
+        return f"{self.outer} x {self.inner} of {self.most}"
+
+    def at(self, sizes: Sequence[int]) -> int:
+        """Return the number of elements for the sizes of all dimensions."""
+        return self.outer.at(sizes) * self.inner.at(sizes)
+
+
+@dataclass(frozen=True, slots=True)
 class Factor:
     """A part of an axis.
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from korch.ranges.form import Extent
+from korch.ranges.form import Extent, Rows
 from korch.system.alignment import ceil_div, round_up
 
 
@@ -90,10 +90,20 @@ class Live(int):
         return found
 
 
-def live(most: int, extents: Collection[Extent]) -> int:
+def live(most: int, extents: Collection[Extent | Rows]) -> int:
     """Return an extent of which as many elements are needed as the maximum of `extents`."""
-    count = Count.of(extents)
+    first = next(iter(extents), None)
+    if isinstance(first, Rows) and len(extents) == 1:
+        outer, inner = Count((first.outer,)), Count((first.inner,))
+        return Live(most, replace(inner, rows=(outer, first.most)))
+    count = Count.of(whole_groups(extents))
     return int(most) if count is None or most <= 1 else Live(most, count)
+
+
+def whole_groups(extents: Collection[Extent | Rows]) -> frozenset[Extent]:
+    """Return the extents that include all elements of the groups of rows; nothing if there are none."""
+    found = {e.outer.repeated(e.most) if isinstance(e, Rows) else e for e in extents}
+    return frozenset(e for e in found if e is not None) if None not in found else frozenset()
 
 
 def count_of(extent: object) -> Count | None:

@@ -25,11 +25,11 @@ from korch.primitive.ops.layout import (
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import ReduceAttributes, window_extent
 from korch.primitive.ops.winograd import WinogradAttributes
-from korch.ranges.form import Extent, Form, Hidden, prefix
-from korch.ranges.live import count_of, live
+from korch.ranges.form import Extent, Form, Hidden, Rows, prefix
+from korch.ranges.live import count_of, live, whole_groups
 from korch.ranges.plan import RangePlan
 
-Need = Mapping[int, frozenset[Extent]]
+Need = Mapping[int, frozenset[Extent | Rows]]
 """By axis, how many of the first coordinates are needed: the largest of some extents. Along other axes all are."""
 
 Ends = Mapping[int, Extent]
@@ -95,12 +95,17 @@ def in_whole_vectors(ends: Mapping[int, Ends], lanes: int) -> dict[int, Ends]:
 
 
 def of_form(form: Form) -> Need:
-    """Return the needed elements of an output; of an axis that merges several, all that the first of them has."""
-    found: dict[int, frozenset[Extent]] = {}
+    """Return the needed elements of an output; of an axis that merges several, at most two of them count."""
+    found: dict[int, frozenset[Extent | Rows]] = {}
     for axis, factors in enumerate(form):
-        if factors and factors[0].extent is not None:
-            count = factors[0].extent.repeated(math.prod(factor.size for factor in factors[1:]))
-            found |= {axis: frozenset((count,))} if count is not None else {}
+        if not factors or factors[0].extent is None:
+            continue
+        outer, others = factors[0].extent, factors[1:]
+        most, inner = math.prod(factor.size for factor in others), prefix(others)
+        if inner is not None:
+            found[axis] = frozenset((Rows(outer, inner, most),))
+        elif (count := outer.repeated(most)) is not None:
+            found[axis] = frozenset((count,))
     return found
 
 
@@ -159,8 +164,8 @@ def of_operand(graph: PrimitiveGraph, primitive: Primitive, k: int, need: Need, 
             return {axis: extents for axis, extents in need.items() if axis != joined}
         case TakeAttributes(taken, indices) as attributes:
             few = _first(max(indices, default=-1) + 1)
-            if attributes.repeats and taken in need:
-                few = frozenset(e.then(attributes.repeats - 1, attributes.repeats) for e in need[taken])
+            if attributes.repeats and (own := whole_groups(need.get(taken, ()))):
+                few = frozenset(e.then(attributes.repeats - 1, attributes.repeats) for e in own)
             return {taken: few, **{axis: extents for axis, extents in need.items() if axis != taken}}
         case PadAttributes():
             return {axis: extents for axis, extents in need.items() if before[axis] == after[axis]}
@@ -196,13 +201,13 @@ def _convolved(
     for i, size in enumerate(kernel):
         axis, stride = i + 2, conv.strides[i]
         more = window_extent(size, conv.dilations[i]) - stride - conv.pads_begin[i]
-        repeated = [extent.repeated(stride) for extent in need.get(axis, ())]
+        repeated = [extent.repeated(stride) for extent in whole_groups(need.get(axis, ()))]
         if repeated and None not in repeated and after[axis] * stride + more <= before[axis]:
             found[axis] = frozenset(extent.then(more) for extent in repeated if extent is not None)
     return found
 
 
-def _first(count: int) -> frozenset[Extent]:
+def _first(count: int) -> frozenset[Extent | Rows]:
     """Return a constant number of coordinates."""
     return frozenset((Extent(0, 0, count),))
 
@@ -211,18 +216,48 @@ def before_reshape(before: tuple[int, ...], after: tuple[int, ...], need: Need) 
     """Return which elements are needed before a reshape.
 
     An axis before and one after the reshape correspond if both begin at the same place: then the first coordinates
-    of one are the first coordinates of the other.
+    of one are the first coordinates of the other. Rows of an axis are those of two axes that it merges.
     """
-    found: dict[int, frozenset[Extent]] = {}
+    found: dict[int, frozenset[Extent | Rows]] = {}
+    places = [(math.prod(before[axis + 1 :]), size) for axis, size in enumerate(before)]
     for axis, extents in need.items():
         step = math.prod(after[axis + 1 :])
-        for other, size in enumerate(before):
-            own = math.prod(before[other + 1 :])
+        for other, (own, size) in enumerate(places):
             if size > 1 and own * size == step * after[axis]:  # both begin at the same place
-                moved = [_moved(extent, step, own) for extent in extents]
-                if all(e is not None for e in moved):
-                    found[other] = frozenset(e for e in moved if e is not None)
+                found |= _reshaped(extents, step, other, places)
+    for axis, size in enumerate(after[:-1]):
+        merged = _rows(need.get(axis, frozenset()), need.get(axis + 1, frozenset()), after[axis + 1])
+        place = math.prod(after[axis + 2 :]), size * after[axis + 1]
+        if merged is not None and place in places:
+            found[places.index(place)] = frozenset((merged,))
     return found
+
+
+def _reshaped(extents: frozenset[Extent | Rows], step: int, other: int, places: Sequence[tuple[int, int]]) -> Need:
+    """Return which elements are needed along an axis, or two, that begin at the same place as an axis after a reshape.
+
+    Args:
+        extents: the needed elements of the axis after the reshape.
+        step: the number of elements of one of its coordinates.
+        other: the axis before the reshape.
+        places: by axis before the reshape, the number of elements of one coordinate, and of coordinates.
+    """
+    own, (first, *others) = places[other][0], extents
+    if isinstance(first, Rows) and not others:
+        if own == step:
+            return {other: extents}
+        if own == step * first.most and (step, first.most) in places:
+            return {other: frozenset((first.outer,)), places.index((step, first.most)): frozenset((first.inner,))}
+    moved = [_moved(extent, step, own) for extent in whole_groups(extents)]
+    return {other: frozenset(e for e in moved if e is not None)} if moved and None not in moved else {}
+
+
+def _rows(extents: frozenset[Extent | Rows], others: frozenset[Extent | Rows], most: int) -> Rows | None:
+    """Return the rows of two adjacent axes if one extent of each is needed, of different dimensions."""
+    pair = [e for own in (extents, others) for e in own if isinstance(e, Extent) and e.times]
+    if len(extents) != 1 or len(others) != 1 or len({e.dimension for e in pair}) < 2:
+        return None
+    return Rows(pair[0], pair[1], most)
 
 
 def _moved(extent: Extent, step: int, own: int) -> Extent | None:
