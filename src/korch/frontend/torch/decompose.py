@@ -109,6 +109,19 @@ def _cubic(away: Any) -> Any:
     return torch.where(away < 1, near, far)
 
 
+def _pad(x: Any, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Any:
+    """An axis that is cut and grown; ONNX Runtime cuts first, and PyTorch repeats or reflects what it cuts."""
+    sides = list(zip(pad[::2], pad[1::2], strict=True))
+    if mode not in ("replicate", "reflect") or all(min(side) >= 0 or max(side) <= 0 for side in sides):
+        return NotImplemented
+    for axis, (before, after) in enumerate(sides, 1):
+        last = x.shape[-axis] - 1
+        places = torch.arange(last + 1 + before + after) - before
+        places = places.clamp(0, last) if mode == "replicate" else last - (last - places.abs()).abs()
+        x = x.index_select(-axis, places)
+    return x
+
+
 def _image_columns(x: Any, kernel: Sequence[int], dilation: Any, padding: Any, stride: Any) -> Any:
     """The exporter divides by the size of the batch."""
     if x.numel():
@@ -384,6 +397,7 @@ _WRONG: dict[Any, Callable[..., Any]] = {
     },
     aten._upsample_bilinear2d_aa.vec: partial(_antialiased, reach=1, weigh=_triangle),
     aten._upsample_bicubic2d_aa.vec: partial(_antialiased, reach=2, weigh=_cubic),
+    aten.pad.default: _pad,
     aten.im2col.default: _image_columns,
     aten.scatter_reduce.two: _scatter_reduce,
     **{
