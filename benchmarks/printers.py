@@ -37,6 +37,7 @@ from korch.provider.tile_kernel import comment_of, printed_kernel
 from korch.search.instance import Answers
 from korch.segments.block_task import prepare
 from korch.tile.cpp.print import print_cpp
+from korch.tile.ir.growth import UnprintableError
 from korch.tile.llvm.print import print_llvm, refusal
 
 Row = dict[str, Any]
@@ -97,7 +98,10 @@ def both(candidate: Candidate, meter: CpuMeter) -> tuple[Candidate, Kernel, Kern
     if program is None or program.parameters or refusal(program, target):
         return None
     text = comment_of(group, offer)
-    cpp = printed_kernel(program, print_cpp(program, text, target.lanes, target.threads))
+    try:
+        cpp = printed_kernel(program, print_cpp(program, text, target.lanes, target.threads))
+    except UnprintableError:  # bytes
+        return None
     return candidate, cpp, printed_kernel(program, print_llvm(program, text, target))
 
 

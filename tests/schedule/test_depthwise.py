@@ -11,6 +11,7 @@ from korch.primitive import reference
 from korch.primitive.ops.linear import ConvAttributes
 from korch.schedule.contraction import NotFusedError
 from korch.schedule.depthwise import Depthwise, DepthwiseBlocking, weights_layout
+from korch.target import Target
 from korch.tile.check.arithmetic import Float64
 from korch.tile.check.check import check_program
 from korch.tile.check.reference import run_program
@@ -18,6 +19,7 @@ from korch.tile.cpp.print import print_cpp
 from korch.tile.ir.parse import parse_program
 from korch.tile.ir.program import Contract, TileProgram
 from korch.tile.ir.text import format_program
+from korch.tile.llvm.print import print_llvm
 from tests.provider.onednn_groups import Graph
 from tests.provider.test_bytes import given, whole
 
@@ -132,5 +134,5 @@ def test_what_is_not_printed_is_refused(old, new):
     text = format_program(program_of()[1])
     assert old in text
     with pytest.raises(InvalidGraphError) as error:
-        print_cpp(parse_program(text.replace(old, new)), "", LANES, 1)
+        print_llvm(parse_program(text.replace(old, new)), "", Target(isa="generic", lanes=LANES, threads=1))
     assert "only windows with weights in panels of one vector and pairs of terms can be printed" in str(error.value)

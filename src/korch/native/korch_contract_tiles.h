@@ -8,7 +8,19 @@
 #pragma once
 
 #include "korch_amx.h"
-#include "korch_contract_int.h"
+#include "korch_contract.h"
+
+namespace korch {
+
+// Sums that are stored to a tile; rows are ROW elements apart.
+template <long ROW>
+struct StoredInts {
+  int32_t* tile;
+  template <int V>
+  KORCH_INLINE void end(long r, long n, Vec<int32_t, V> sum) const { store<int32_t, V>(tile + r * ROW + n, sum); }
+};
+
+}  // namespace korch
 
 namespace korch_amx {
 

@@ -2,46 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
-from korch.system.alignment import round_up
 from korch.tile.analysis.panels import panels, strips
-from korch.tile.analysis.sums import batches_of, tails_of
+from korch.tile.analysis.sums import batches_of
 from korch.tile.analysis.windows import row_of_window, rows_of_window
 from korch.tile.cpp.loops import print_ends
 from korch.tile.cpp.numbers import argument, number
 from korch.tile.cpp.text import CppWriter
 from korch.tile.ir.index import Ranges
-from korch.tile.ir.program import PAIR, Buffer, Contract, Panels, refused
-
-
-def lane_contraction(
-    step: Contract, second: Buffer, lanes: int, at_once: int, a: Mapping[str, int], b: Mapping[str, int]
-) -> str | None:
-    """Return the type of the micro-kernel for bytes, or None if it does not support the layout of the operands.
-
-    Args:
-        step: a contraction of rows, columns and two axes of terms.
-        second: the buffer of the second operand.
-        lanes: the lanes of a vector of 32-bit numbers.
-        at_once: rows that are in registers at a time.
-        a: the memory step of the first operand along each axis.
-        b: the same for the second operand, in which terms of the first of their axes are paired.
-    """
-    rows, columns, *taps = step.axes
-    if len(taps) != 2:
-        return None
-    height, width = (axis.extent for axis in taps)
-    pairs = round_up(height, PAIR)
-    expected = {rows.name: 0, columns.name: 1, taps[0].name: lanes, taps[1].name: pairs * lanes}
-    is_packed = second.layout == (Panels(second.size // (pairs * width), lanes, PAIR),)
-    if not is_packed or a[columns.name] != 1 or any(b[name] not in (0, expected[name]) for name in b):
-        return None
-    unit = math.gcd(a[rows.name], a[taps[1].name]) or 1
-    strides = (max(a[axis.name] // unit, 1) for axis in (rows, taps[1]))
-    sizes = (lanes, at_once, height, width, *strides, unit, a[taps[0].name], *tails_of((rows,), at_once))
-    return f"korch::LaneContraction<{', '.join(map(str, sizes))}>"
+from korch.tile.ir.program import Buffer, Contract, refused
 
 
 def window_contraction(step: Contract, second: Buffer, lanes: int, a: Mapping[str, int], b: Mapping[str, int]) -> str:

@@ -44,8 +44,6 @@ ROWS_BEHIND = 64
 
 HEADERS = (
     (r"korch::Contraction<", "korch_contract.h"),
-    (r"korch::(Byte|Pair)Contraction<", "korch_contract_int.h"),
-    (r"korch::LaneContraction<", "korch_contract_lanes.h"),
     (r"korch::WindowContraction<", "korch_contract_window.h"),
     (r"korch::DenseContraction<", "korch_contract_dense.h"),
     (r"korch_amx::Product{", "korch_contract_split.h"),

@@ -15,7 +15,7 @@ from korch.tile.analysis.stages import tile_bytes
 from korch.tile.analysis.sums import Sums, batches_of, is_by_lanes, kept_guards, leaves_out, sides_of, sums_of, tails_of
 from korch.tile.cpp.axes import rows_type, turns_type
 from korch.tile.cpp.finish import FinishPrinter, count_of
-from korch.tile.cpp.lanes import axes_around, dense_contraction, lane_contraction, print_rows, window_contraction
+from korch.tile.cpp.lanes import axes_around, dense_contraction, print_rows, window_contraction
 from korch.tile.cpp.nest import PassPrinter
 from korch.tile.cpp.numbers import TABLE, argument, number, tails
 from korch.tile.cpp.op import condition_of
@@ -32,7 +32,6 @@ from korch.tile.cpp.text import CppWriter, loop_end
 from korch.tile.cpp.tiles import byte_tiles
 from korch.tile.ir.index import add, constant, scale, substitute, var
 from korch.tile.ir.program import (
-    QUAD,
     At,
     Axis,
     Buffer,
@@ -166,8 +165,6 @@ class StepPrinter:
         self.out.open(f"if ({condition_of(self.out, guards, ranges) or 'true'})" if guards else "")
         if leaves_out(step) or (is_by_lanes(step) and not step.product.is_of_bytes):
             self._contract_windows(block, (*grid, *batch))
-        elif is_by_lanes(step):
-            self._contract_lanes(block, (*grid, *batch))
         elif step.product is Product.SPLIT:
             self._contract_components(block, (*grid, *batch))
         elif step.product.is_of_bytes:
@@ -242,9 +239,9 @@ class StepPrinter:
         return f", {self._place(step.b, step, own)[0]} + {number(terms.extent * row)}"
 
     def _contract_bytes(self, block: _Block, grid: tuple[Axis, ...]) -> None:
-        """Print the call of the micro-kernel for bytes, which computes whole strips of columns."""
+        """Print the call of the micro-kernel for bytes on matrix units."""
         step = block.sums.step
-        rows, columns, terms = sides_of(step)
+        rows, columns, _ = sides_of(step)
         (out_at, out), (a_at, a), (b_at, b) = self._operands(step, Stage((*grid, *step.axes), ()))
         self._require_operands(step, out, a, b)
         if not block.sums.is_zeroed:
@@ -252,44 +249,12 @@ class StepPrinter:
         row = even_step(rows, out)
         if row is None:
             raise refused(f"the rows of buffer {step.out.buffer} are not equally far apart")
+        if step.registers is None or not step.registers.in_tiles:
+            raise refused("contractions of bytes on vector units are printed as LLVM IR only")
         second, finish = self.out.program.buffer(step.b.buffer), self._integers(block, out_at, row)
-        if step.registers is not None and step.registers.in_tiles:
-            kernel, counts = byte_tiles(step, second, a, b), f"{count_of(rows)}, {loop_end(columns, columns.extent)}"
-        else:
-            kernel = self._byte_registers(step, second, a, b)
-            counts = ", ".join(loop_end(axis, axis.extent) for axis in (rows[0], columns, terms[-1]))
-        self.out.line(f"{kernel}::run(")
+        counts = f"{count_of(rows)}, {loop_end(columns, columns.extent)}"
+        self.out.line(f"{byte_tiles(step, second, a, b)}::run(")
         self.out.line(f"    {finish}, {a_at}, {b_at}, {counts});")
-
-    def _byte_registers(self, step: Contract, second: Buffer, a: Steps, b: Steps) -> str:
-        """Return the type of the micro-kernel for bytes on vector units."""
-        (rows, *more_rows), _, (*turns, terms) = sides_of(step)
-        group, registers = step.product.group, self._registers(step)
-        if more_rows or len(turns) > (group != QUAD):
-            raise refused("contractions of bytes have one axis of rows and one of terms")
-        strip, layout = registers.vectors * self.out.lanes, panels(second)
-        if layout is None or (layout.width, layout.group) != (strip, group) or b[terms.name] not in (0, layout.width):
-            raise refused(f"buffer {second.name} is not in panels of {strip} columns and {group} terms")
-        if a[terms.name] not in (0, 1) or (a[terms.name] == 0 and terms.extent > 1):
-            raise refused(f"terms of buffer {step.a.buffer} do not lie side by side")
-        strip_step = second.size // layout.columns * layout.width
-        sizes = [self.out.lanes, registers.rows, registers.vectors, a[rows.name], strip_step]
-        if group != QUAD:  # an axis of terms outside the innermost one
-            sizes += next(((axis.extent, a[axis.name], b[axis.name]) for axis in turns), (1, 0, 0))
-        kernel = "ByteContraction" if group == QUAD else "PairContraction"
-        return f"korch::{kernel}<{', '.join(map(str, (*sizes, *tails_of((rows,), registers.rows))))}>"
-
-    def _contract_lanes(self, block: _Block, grid: tuple[Axis, ...]) -> None:
-        """Print the call of the micro-kernel for bytes in which each column has its own first operand."""
-        step = block.sums.step
-        (out_at, out), (a_at, a), (b_at, b) = self._operands(step, Stage((*grid, *step.axes), ()))
-        second, rows = self.out.program.buffer(step.b.buffer), self._registers(step).rows
-        kernel = lane_contraction(step, second, self.out.lanes, rows, a, b)
-        if kernel is None or not block.sums.is_zeroed:
-            raise refused("only windows with weights in panels of one vector and pairs of terms can be printed")
-        counts = ", ".join(loop_end(axis, axis.extent) for axis in step.axes[:2])
-        finish = self._integers(block, out_at, out[step.axes[0].name])
-        self.out.line(f"{kernel}::run({finish}, {a_at}, {b_at}, {counts});")
 
     def _contract_windows(self, block: _Block, grid: tuple[Axis, ...]) -> None:
         """Print the call of the micro-kernel for floats that reads windows in place."""

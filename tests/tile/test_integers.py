@@ -2,25 +2,22 @@
 
 import ctypes
 import itertools
-import platform
-import subprocess
 
 import numpy as np
 import pytest
 
 from korch.errors import InvalidGraphError
 from korch.measure.compiler import Builder
-from korch.measure.toolchain import find_compiler
-from korch.provider.content import PACKAGE
 from korch.provider.provider import Kernel
-from korch.target import LANES
+from korch.provider.tile_kernel import printed_kernel
+from korch.target import LANES, Target
 from korch.testing.kernels import load_kernels
 from korch.tile.check.check import check_program
 from korch.tile.check.reference import panel_place, run_program
-from korch.tile.cpp.print import print_cpp
 from korch.tile.ir.parse import parse_program
 from korch.tile.ir.program import TileProgram
 from korch.tile.ir.text import format_program
+from korch.tile.llvm.print import print_llvm
 
 SIZES = ((1, 1, 1), (3, 5, 2), (70, 37, 67), (13, 48, 1030), (37, 16, 2049), (64, 33, 128), (5, 4, 0))
 SIGNS = {"u8s8": ("u8", "i8"), "s8s8": ("i8", "i8"), "s8u8": ("i8", "u8"), "u8u8": ("u8", "u8")}
@@ -118,8 +115,7 @@ def check(kinds, products, afters, sizes, lanes: int, builder: Builder, rng, blo
         program = program_of(*size, lanes, product, after, block)
         check_program(program)
         assert parse_program(format_program(program)) == program
-        printed = print_cpp(program, "", lanes, 2)
-        kernel = Kernel(printed.symbol, printed.source, workspace_bytes=printed.workspace_bytes)
+        kernel = printed_kernel(program, print_llvm(program, "", Target(isa=builder.isa, lanes=lanes, threads=2)))
         todo.append((size, product, after, program, kernel))
     library = load_kernels([*dict.fromkeys(kernel for *_, kernel in todo)], builder)
     for (size, product, after, program, kernel), kind in itertools.product(todo, kinds):
@@ -158,20 +154,10 @@ def test_other_instruction_sets(isa, target, rng, tmp_path):
     check(["usual"], ["u8s8", "s8u8"], [SUMS], [(21, 19, 70)], LANES[isa], Builder(isa, tmp_path), rng)
 
 
-@pytest.mark.parametrize("flags", [("-mavx512bw", "-mavx512vl"), ("-mavx512bw", "-mavx512vnni")])
-def test_code_for_wider_vectors_compiles(flags, tmp_path):
-    if platform.machine() != "x86_64":
-        pytest.skip("these are instructions of x86")
-    source = print_cpp(program_of(30, 40, 70, 16, "s8s8", REQUANTIZED), "", 16, 1).source
-    (tmp_path / "kernel.cpp").write_text(source)
-    command = [*find_compiler().command, "-std=c++20", "-O1", *flags, f"-I{PACKAGE / 'native'}", "-c", "kernel.cpp"]
-    subprocess.run(command, cwd=tmp_path, check=True)
-
-
 def refusal(old: str, new: str) -> str:
     text = format_program(program_of(20, 40, 70, 8, "u8s8", SUMS)).replace(old, new)
     with pytest.raises(InvalidGraphError) as error:
-        print_cpp(parse_program(text), "", 8, 1)
+        print_llvm(parse_program(text), "", Target(isa="avx2", lanes=8, threads=1))
     return str(error.value)
 
 
@@ -179,5 +165,5 @@ def test_what_is_not_printed_is_refused():
     assert "is not in panels of 16 columns and 4 terms" in refusal("panels(48, 16, 4)", "panels(48, 8, 4)")
     assert "is not in panels of 16 columns and 4 terms" in refusal(" panels(48, 16, 4)", "")
     assert "do not lie side by side" in refusal("72*i + p]", "i + 20*p]")
-    assert "that add to a tile can't be printed" in refusal("x0 = i32 0", "x0 = i32 1")
+    assert "are added to a tile" in refusal("x0 = i32 0", "x0 = i32 1")
     assert "panels of 16 columns" in refusal("panels(48, 16, 4)", "panels(48, 16, 2)")
