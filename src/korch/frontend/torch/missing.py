@@ -398,6 +398,7 @@ def _columns(tensors: Sequence[Any]) -> Any:
 
 
 def _powers(x: Any, N: int | None = None, increasing: bool = False) -> Any:  # noqa: N803 - PyTorch's name
+    x = torch.atleast_1d(x)
     count = x.shape[-1] if N is None else N
     columns = [torch.ones_like(x)]
     for _ in range(count - 1):
