@@ -79,10 +79,9 @@ EXPRESSIONS: Mapping[str, Sequence[str]] = {
         "system/",
     ),
     "a check of what a file says before it is trusted": ("runtime/artifact.py", "runtime/build.py"),
-    "C++, Python and Triton sources: the names in a text, and the numbers that sizes share": (
+    "C++, Python and Triton sources: the names in a text": (
         "provider/torch_opaque.py",
         "runtime/source.py",
-        "tile/cpp/numbers.py",
         "tile/cpp/print.py",
         "tile/triton/text.py",
     ),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
@@ -14,7 +12,6 @@ from korch.measure.meter import AnyMeter
 from korch.measure.toolchain import find_compiler
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
-from korch.provider.families import Families
 from korch.provider.faults import Faults
 from korch.provider.provider import CUDA_ENTRY_POINT_GROUP, load_providers
 from korch.runtime.bind import PlanStep
@@ -111,7 +108,6 @@ def maker(
     model: ModelRecord | None,
     certificate: object,
     runs_tasks: bool = False,
-    families: Families | None = None,
 ) -> Make:
     """Return a function that builds an executable from a plan's kernels.
 
@@ -122,7 +118,6 @@ def maker(
         model: the model that the graph was made from.
         certificate: what the search proved about the plan.
         runs_tasks: whether threads wait for single tasks, not for whole kernels (on CPUs only).
-        families: the kernels for other sizes, with which the kernels of the plan share code (on CPUs only).
     """
     from korch.runtime.build import Origin
 
@@ -148,17 +143,6 @@ def maker(
 
         if not isinstance(meter, CpuMeter):
             raise AssertionError("a meter of another target")
-        if families is not None:
-            steps = _sharing(steps, families, meter.builder)
         return Executable(build(graph, steps, meter.target, meter.builder, origin, parts))
 
     return make
-
-
-def _sharing(steps: Sequence[PlanStep[Any]], families: Families, builder: Builder) -> list[PlanStep[Any]]:
-    """Return the steps of a plan, with kernels that share code with the kernels for other sizes."""
-    kernels = families.share(
-        [(step.candidate.key, step.kernel) for step in steps],
-        lambda texts: [isinstance(found, Path) for found in builder.compile(texts)],
-    )
-    return [replace(step, kernel=kernel) for step, kernel in zip(steps, kernels, strict=True)]

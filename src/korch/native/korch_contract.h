@@ -3,7 +3,6 @@
 #pragma once
 
 #include "korch_half.h"
-#include "korch_numbers.h"
 
 namespace korch {
 
@@ -80,14 +79,14 @@ inline constexpr long UNROLLED = 16, MOST_UNROLLED = 90;
 template <long ROW, auto COUNT = 0L, auto GROUP = 0L>
 struct Rows {
   static constexpr long STEP = ROW;
-  static constexpr bool HAS_GROUPS = !is_known(COUNT) || value(COUNT, Numbers{}) != 0;
-  static KORCH_INLINE long at(long r, Numbers numbers) {
+  static constexpr bool HAS_GROUPS = COUNT != 0;
+  static KORCH_INLINE long at(long r) {
     if constexpr (!HAS_GROUPS) return r * ROW;
-    else return r / value(COUNT, numbers) * value(GROUP, numbers) + r % value(COUNT, numbers) * ROW;
+    else return r / COUNT * GROUP + r % COUNT * ROW;
   }
-  static KORCH_INLINE bool are_even(long r, long count, Numbers numbers) {
+  static KORCH_INLINE bool are_even(long r, long count) {
     if constexpr (!HAS_GROUPS) return true;
-    else return r % value(COUNT, numbers) + count <= value(COUNT, numbers);
+    else return r % COUNT + count <= COUNT;
   }
 };
 
@@ -97,15 +96,15 @@ template <long N = 0>
 struct Once {
   static constexpr long TERMS = N;
   template <class F>
-  static KORCH_INLINE void run(long a, long b, Numbers, const F& turn) { turn(a, b); }
+  static KORCH_INLINE void run(long a, long b, const F& turn) { turn(a, b); }
 };
 template <long N, auto A, long B, class Inner>
 struct Turns {
   static constexpr long TERMS = Inner::TERMS;
   template <class F>
-  static KORCH_INLINE void run(long a, long b, Numbers numbers, const F& turn) {
-    const long step = value(A, numbers);
-    for (long i = 0; i < N; ++i, a += step, b += B) Inner::run(a, b, numbers, turn);
+  static KORCH_INLINE void run(long a, long b, const F& turn) {
+    const long step = A;
+    for (long i = 0; i < N; ++i, a += step, b += B) Inner::run(a, b, turn);
   }
 };
 
@@ -176,7 +175,7 @@ struct Contraction {
   // Compute COUNT rows times N vectors; if IS_EDGE, only the first `count` columns exist. Meanwhile, FETCHED lines per
   // term are prefetched.
   template <int COUNT, int N, int V, bool IS_EDGE, int FETCHED, bool IS_EVEN, class Sums, typename A, typename B>
-  static __attribute__((noinline)) void tile(Numbers numbers, const Sums& given, const A* a, const B* b, Lines lines, const A* further, long r0, long n0, long terms, long count) {
+  static __attribute__((noinline)) void tile(const Sums& given, const A* a, const B* b, Lines lines, const A* further, long r0, long n0, long terms, long count) {
     const Sums sums = given;  // a local copy, which stores can't alias
     if constexpr (!IS_EDGE) {
 #pragma GCC unroll 32
@@ -187,10 +186,10 @@ struct Contraction {
     begin_block<IS_EDGE, V>(sums, sum, r0, n0, count);
     const A* first[IS_EVEN ? 1 : COUNT];  // rows of a
 #pragma GCC unroll 32
-    for (int r = 0; r < (IS_EVEN ? 1 : COUNT); ++r) first[r] = a + ROWS::at(r0 + r, numbers);
+    for (int r = 0; r < (IS_EVEN ? 1 : COUNT); ++r) first[r] = a + ROWS::at(r0 + r);
     const char* ahead = static_cast<const char*>(lines.from);
     const long neighbours = LOOPS::TERMS ? LOOPS::TERMS : terms;
-    LOOPS::run(0, 0, numbers, [&](long from_a, long from_b) __attribute__((always_inline)) {
+    LOOPS::run(0, 0, [&](long from_a, long from_b) __attribute__((always_inline)) {
       const auto add = [&](long k) __attribute__((always_inline)) {
         Vec<float, V> w[N];
 #pragma GCC unroll 8
@@ -229,15 +228,15 @@ struct Contraction {
 
   // If the rows belong to two groups, each row has its own address.
   template <int COUNT, int N, int V, bool IS_EDGE, int FETCHED, class Sums, typename A, typename B>
-  static KORCH_INLINE void some(Numbers numbers, const Sums& sums, const A* a, const B* b, Lines lines, const A* further, long r, long n, long terms, long count) {
-    if (ROWS::are_even(r, COUNT, numbers)) tile<COUNT, N, V, IS_EDGE, FETCHED, true>(numbers, sums, a, b, lines, further, r, n, terms, count);
-    else tile<COUNT, N, V, IS_EDGE, FETCHED, false>(numbers, sums, a, b, lines, further, r, n, terms, count);
+  static KORCH_INLINE void some(const Sums& sums, const A* a, const B* b, Lines lines, const A* further, long r, long n, long terms, long count) {
+    if (ROWS::are_even(r, COUNT)) tile<COUNT, N, V, IS_EDGE, FETCHED, true>(sums, a, b, lines, further, r, n, terms, count);
+    else tile<COUNT, N, V, IS_EDGE, FETCHED, false>(sums, a, b, lines, further, r, n, terms, count);
   }
 
   // Compute all rows of N vectors. Meanwhile, the following strip is prefetched. The remaining blocks of rows prefetch
   // the rows of a that follow, if these are contiguous.
   template <int N, int V, bool IS_EDGE, class Sums, typename A, typename B>
-  static KORCH_INLINE void rows(Numbers numbers, const Sums& sums, const A* a, const B* b, const B* next, long n, long rows, long terms, long count) {
+  static KORCH_INLINE void rows(const Sums& sums, const A* a, const B* b, const B* next, long n, long rows, long terms, long count) {
     constexpr long STEP = B_TERM * sizeof(B), ROW = COLUMNS * sizeof(B);
     const Lines none{b, 0}, stream{reinterpret_cast<const char*>(b) + STREAM_BYTES, STEP};
     const bool is_dense = A_TERM == 1 && ROWS::STEP == terms && R * sizeof(A) <= LINE;
@@ -247,7 +246,7 @@ struct Contraction {
     constexpr int ALL = blocks(ROW, LINE);
     if constexpr (sizeof...(TAILS) > 1 && N == NV && !IS_STREAM && EACH > 0 && EACH < ALL)
       if (next && rows >= R && rows / R * EACH < ALL) {
-        some<R, N, V, IS_EDGE, ALL>(numbers, sums, a, b, Lines{next, STEP}, a + ROWS::at(n == 0 ? FURTHER : 0, numbers), 0, n, terms, count);
+        some<R, N, V, IS_EDGE, ALL>(sums, a, b, Lines{next, STEP}, a + ROWS::at(n == 0 ? FURTHER : 0), 0, n, terms, count);
         r = R;
         line = ROW;
       }
@@ -255,17 +254,15 @@ struct Contraction {
       Lines lines = none;
       if (IS_STREAM) lines = stream;
       else if (line < ROW) lines = {reinterpret_cast<const char*>(next) + line, STEP};
-      else if (is_dense) lines = {a + ROWS::at(r + R, numbers), LINE};
-      some<R, N, V, IS_EDGE, EACH>(numbers, sums, a, b, lines, a + ROWS::at(n == 0 ? r + FURTHER : r, numbers), r, n, terms, count);
+      else if (is_dense) lines = {a + ROWS::at(r + R), LINE};
+      some<R, N, V, IS_EDGE, EACH>(sums, a, b, lines, a + ROWS::at(n == 0 ? r + FURTHER : r), r, n, terms, count);
     }
     [[maybe_unused]] const Lines last = IS_STREAM ? stream : none;
-    (void)((r + TAILS == rows && (some<TAILS, N, V, IS_EDGE, EACH>(numbers, sums, a, b, last, a + ROWS::at(r, numbers), r, n, terms, count), true)) || ...);
+    (void)((r + TAILS == rows && (some<TAILS, N, V, IS_EDGE, EACH>(sums, a, b, last, a + ROWS::at(r), r, n, terms, count), true)) || ...);
   }
 
-  template <class Sums, typename A, typename B, typename... More>
-  static KORCH_INLINE void run(const Sums& sums, const A* a, const B* b, const More&... more) { run(Numbers{}, sums, a, b, more...); }
   template <class Sums, typename A, typename B>
-  static KORCH_INLINE void run(Numbers numbers, const Sums& sums, const A* a, const B* b, long count, long columns, long terms,
+  static KORCH_INLINE void run(const Sums& sums, const A* a, const B* b, long count, long columns, long terms,
                                const B* after = nullptr) {
     if (Sums::IS_WHOLE) columns = (columns + W - 1) / W * W;
     const B* const none = nullptr;
@@ -275,18 +272,18 @@ struct Contraction {
     long n = 0;
     for (; n < whole; n += COLUMNS) {
       const bool is_last = n + COLUMNS >= columns;
-      rows<NV, W, false>(numbers, sums, a, b + n / COLUMNS * STRIP, is_last ? after : b + (n / COLUMNS + 1) * STRIP, n, count, terms, 0);
+      rows<NV, W, false>(sums, a, b + n / COLUMNS * STRIP, is_last ? after : b + (n / COLUMNS + 1) * STRIP, n, count, terms, 0);
     }
     if (whole == columns) return;
     n = whole;
     b += n / COLUMNS * STRIP;
     if constexpr (NV > 1)
       if (whole != vectors)
-        for (; n < vectors; n += W, b += VECTOR) rows<1, W, false>(numbers, sums, a, b, none, n, count, terms, 0);
+        for (; n < vectors; n += W, b += VECTOR) rows<1, W, false>(sums, a, b, none, n, count, terms, 0);
     if (vectors == columns) return;
-    if constexpr (COLUMN == 1) rows<1, W, true>(numbers, sums, a, b, none, n, count, terms, columns - n);
+    if constexpr (COLUMN == 1) rows<1, W, true>(sums, a, b, none, n, count, terms, columns - n);
     else
-      for (; n < columns; ++n, b += COLUMN) rows<1, 1, false>(numbers, sums, a, b, none, n, count, terms, 0);
+      for (; n < columns; ++n, b += COLUMN) rows<1, 1, false>(sums, a, b, none, n, count, terms, 0);
   }
 };
 

@@ -66,19 +66,18 @@ template <int R, auto OUT, int KW, long S, long D, long UNIT, long BEFORE, long 
 struct Fed<korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, OVER, PANEL, ROW, LAST, FETCHES, IS_PARTIAL>, BLOCK,
            Windows, Finish> {
   typedef korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, OVER, PANEL, ROW, LAST, FETCHES, IS_PARTIAL> K;
-  korch::Numbers numbers;
   Windows windows;
   Finish finish;
   long first, terms;
 
-  KORCH_INLINE long places() const { return K::out(numbers); }
+  KORCH_INLINE long places() const { return OUT; }
 
   // The values of COUNT places from x on of row y, of NV blocks of 16 channels from number q on.
   template <int COUNT, long AT, int NV>
   KORCH_INLINE void compute(long q, long y, long x, Floats (&sum)[COUNT][NV]) const {
     constexpr long ALL = (COUNT - 1) * S + K::REACH;
-    const long left = (AT >= 0 ? AT : x) * S - BEFORE, block = korch::value(BLOCK, numbers);
-    [[maybe_unused]] const long row = korch::value(ROW, numbers), last = korch::value(LAST, numbers), wide = K::width(places());
+    const long left = (AT >= 0 ? AT : x) * S - BEFORE, block = BLOCK;
+    [[maybe_unused]] const long row = ROW, last = LAST, wide = K::width(places());
     windows(q, y, [&](const auto* a, const float* w, long from) __attribute__((always_inline)) {
       a += (AT >= 0 ? AT : x) * (S * UNIT);
       if (FETCHES && from == last) {  // the data of the row below: prefetchers don't predict it, as channels alternate
@@ -128,26 +127,9 @@ struct Fed<korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, OVER, PA
   }
   template <int NV>
   KORCH_INLINE void make_places(long q, long y, long x, long made, uint16_t* to, long apart) const {
-    if constexpr (K::IS_KNOWN)
-      K::Tiles::at(x, [&]<int COUNT, long AT>(long at) __attribute__((always_inline)) {
-        split_places<COUNT, AT, NV>(q, y, at, made, to, apart);
-      });
-    else make_some<NV>(q, y, x, made, to, apart);
-  }
-  // The same if the number of places is only known at run time; the last R of a row are computed together.
-  template <int NV>
-  KORCH_INLINE void make_some(long q, long y, long x, long made, uint16_t* to, long apart) const {
-    const long out = places(), again = korch::larger(0, x + R - out);
-    if (x == 0 && out == R) return split_places<R, korch::WHOLE, NV>(q, y, 0, made, to, apart);
-    if (!K::is_wide(out) || made < again || out == R) {
-      for (long end = korch::smaller(x + R, out); x < end; ++x, ++made) split_places<1, korch::ANYWHERE, NV>(q, y, x, made, to, apart);
-      return;
-    }
-    if (K::BEGIN > 0 && x == 0) split_places<R, 0, NV>(q, y, 0, made, to, apart);
-    else if (x >= K::BEGIN && x + R <= K::end(out)) split_places<R, korch::INSIDE, NV>(q, y, x, made, to, apart);
-    else if (x + R >= out) split_places<R, korch::ENDING, NV>(q, y, out - R, made - again, to, apart);
-    else
-      for (const long end = x + R; x < end; ++x, ++made) split_places<1, korch::ANYWHERE, NV>(q, y, x, made, to, apart);
+    K::Tiles::at(x, [&]<int COUNT, long AT>(long at) __attribute__((always_inline)) {
+      split_places<COUNT, AT, NV>(q, y, at, made, to, apart);
+    });
   }
   KORCH_INLINE void make(Cursor& at, uint16_t* to, long apart) const {
     const long out = places(), y = (first + at.row) / out, x = (first + at.row) % out;
@@ -157,13 +139,8 @@ struct Fed<korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, OVER, PA
   }
 };
 template <class K, auto BLOCK, class Windows, class Finish>
-KORCH_INLINE Fed<K, BLOCK, Windows, Finish> fed_rows(korch::Numbers numbers, const Windows& windows, const Finish& finish, long first,
-                                                     long terms) {
-  return {numbers, windows, finish, first, terms};
-}
-template <class K, auto BLOCK, class Windows, class Finish>
 KORCH_INLINE Fed<K, BLOCK, Windows, Finish> fed_rows(const Windows& windows, const Finish& finish, long first, long terms) {
-  return fed_rows<K, BLOCK>(korch::Numbers{}, windows, finish, first, terms);
+  return {windows, finish, first, terms};
 }
 
 template <class Sums, class Rows>

@@ -46,29 +46,21 @@ struct RowTiles {
 // columns of a window are adjacent. If FETCHES, two things are prefetched: the places that results are soon stored to, and
 // the elements that are soon read of the last S rows of a window (rows are ROW apart, the last one is LAST after the first).
 // IS_PARTIAL says whether the channels may end inside of a vector.
-// OUT, ROW and LAST may be entries of the table of numbers (`korch_numbers.h`).
 template <int W, int R, auto OUT, int KW, long S, long D, long UNIT, long BEFORE, long OVER, long PANEL, auto ROW, auto LAST,
           bool FETCHES, bool IS_PARTIAL>
 struct WindowContraction {
   typedef Vec<float, W> V;
   static constexpr long REACH = (KW - 1) * D + 1;
-  static constexpr bool IS_KNOWN = is_known(OUT);
-  static constexpr long KNOWN_OUT = IS_KNOWN ? value(OUT, Numbers{}) : R;
-  static constexpr long BEGIN = (BEFORE + S - 1) / S;  // the first place whose window begins inside of the row
-  typedef RowTiles<R, KNOWN_OUT, S, REACH, BEFORE, (KNOWN_OUT - 1) * S + REACH - BEFORE - OVER> Tiles;
+  typedef RowTiles<R, OUT, S, REACH, BEFORE, (OUT - 1) * S + REACH - BEFORE - OVER> Tiles;
 
-  static KORCH_INLINE long out(Numbers numbers) { return value(OUT, numbers); }
-  // The elements of an image row, and the number of places whose windows end inside of it.
+  // The elements of an image row.
   static KORCH_INLINE constexpr long width(long out) { return (out - 1) * S + REACH - BEFORE - OVER; }
-  static KORCH_INLINE constexpr long end(long out) { return (out - 1) * S < OVER ? 0 : ((out - 1) * S - OVER) / S + 1; }
-  // Whether the row can be computed in tiles of R places, where the last tile may overlap the one before.
-  static KORCH_INLINE bool is_wide(long out) { return BEGIN <= R && (BEGIN == 0 || end(out) >= R) && out - R >= BEGIN && end(out) >= out - R; }
 
   // COUNT places from AT on (see `RowTiles`), or the last ones of the row (ENDING), or the WHOLE row.
   // `rows` calls a function for each row of the window, with its offsets in a and in b.
   template <int COUNT, long AT, bool IS_EDGE, class Sums, class Rows, typename A, typename B>
-  static __attribute__((noinline)) void tile(Numbers numbers, const Sums& given, const Rows& window, const A* a, const B* b, long x, long n, long count) {
-    [[maybe_unused]] const long row = value(ROW, numbers), last = value(LAST, numbers), wide = width(out(numbers));
+  static __attribute__((noinline)) void tile(const Sums& given, const Rows& window, const A* a, const B* b, long x, long n, long count) {
+    [[maybe_unused]] const long row = ROW, last = LAST, wide = width(OUT);
     const Sums sums = given;  // a local copy, which stores can't alias
     const Rows rows = window;
     if constexpr (AT >= 0) x = AT;
@@ -126,51 +118,24 @@ struct WindowContraction {
   // Whether column p of the windows of COUNT places is outside of the row; not for places ANYWHERE.
   template <int COUNT, long AT>
   static KORCH_INLINE constexpr bool is_outside(long p, long wide) {
-    if (AT >= 0) return AT * S - BEFORE + p < 0 || (IS_KNOWN && AT * S - BEFORE + p >= wide);
+    if (AT >= 0) return AT * S - BEFORE + p < 0 || AT * S - BEFORE + p >= wide;
     return (AT == WHOLE && p < BEFORE) || ((AT == ENDING || AT == WHOLE) && p >= (COUNT - 1) * S + REACH - OVER);
   }
 
   // A row of places for one vector of channels.
   template <bool IS_EDGE, class Sums, class Rows, typename A, typename B>
-  static KORCH_INLINE void row(Numbers numbers, const Sums& sums, const Rows& rows, const A* a, const B* b, long n, long count) {
-    if constexpr (IS_KNOWN) {
-      Tiles::run([&]<int COUNT, long AT>(long x) __attribute__((always_inline)) {
-        tile<COUNT, AT, IS_EDGE>(numbers, sums, rows, a, b, x, n, count);
-      });
-    } else {
-      row_of_any<IS_EDGE>(numbers, sums, rows, a, b, n, count);
-    }
-  }
-
-  // The same if the number of places is only known at run time; the last R of a row are computed together.
-  template <bool IS_EDGE, class Sums, class Rows, typename A, typename B>
-  static KORCH_INLINE void row_of_any(Numbers numbers, const Sums& sums, const Rows& rows, const A* a, const B* b, long n, long count) {
-    const long out = WindowContraction::out(numbers);
-    if (out == R) return tile<R, WHOLE, IS_EDGE>(numbers, sums, rows, a, b, 0, n, count);
-    if (!Sums::IS_NEW || !is_wide(out)) {
-      for (long x = 0; x < out; ++x) tile<1, ANYWHERE, IS_EDGE>(numbers, sums, rows, a, b, x, n, count);
-      return;
-    }
-    long x = 0;
-    if constexpr (BEGIN > 0) {
-      tile<R, 0, IS_EDGE>(numbers, sums, rows, a, b, 0, n, count);
-      x = R;
-    }
-    for (; x + R <= end(out) && x + R <= out; x += R) tile<R, INSIDE, IS_EDGE>(numbers, sums, rows, a, b, x, n, count);
-    for (; x + R < out; ++x) tile<1, ANYWHERE, IS_EDGE>(numbers, sums, rows, a, b, x, n, count);
-    if (x < out) tile<R, ENDING, IS_EDGE>(numbers, sums, rows, a, b, out - R, n, count);
+  static KORCH_INLINE void row(const Sums& sums, const Rows& rows, const A* a, const B* b, long n, long count) {
+    Tiles::run([&]<int COUNT, long AT>(long x) __attribute__((always_inline)) {
+      tile<COUNT, AT, IS_EDGE>(sums, rows, a, b, x, n, count);
+    });
   }
 
   template <class Sums, class Rows, typename A, typename B>
   static KORCH_INLINE void run(const Sums& sums, const Rows& rows, const A* a, const B* b, long columns) {
-    run(Numbers{}, sums, rows, a, b, columns);
-  }
-  template <class Sums, class Rows, typename A, typename B>
-  static KORCH_INLINE void run(Numbers numbers, const Sums& sums, const Rows& rows, const A* a, const B* b, long columns) {
     long n = 0;
-    for (; n + W <= columns; n += W, b += PANEL) row<false>(numbers, sums, rows, a + n, b, n, W);
+    for (; n + W <= columns; n += W, b += PANEL) row<false>(sums, rows, a + n, b, n, W);
     if constexpr (IS_PARTIAL)
-      if (n < columns) row<true>(numbers, sums, rows, a + n, b, n, columns - n);
+      if (n < columns) row<true>(sums, rows, a + n, b, n, columns - n);
   }
 };
 

@@ -1,4 +1,4 @@
-// The functions of korch_math.h on vectors of 16 numbers, for AVX-512. Powers of two are looked up in a table
+// The functions of korch_math.h on vectors of 16 for AVX-512. Powers of two are looked up in a table
 // in a register. tanh and erf are polynomials whose coefficients are also looked up. A quotient is computed by
 // an approximate inverse (vrcp14ps, 14 bits) and a Newton step, because a division of 16 numbers takes 10 cycles
 // or more, in which 20 other instructions could be executed.

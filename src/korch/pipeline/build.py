@@ -82,8 +82,7 @@ def build_plans(run: Run, results: StageResults) -> Built:
     model = model_record(run.model) if isinstance(run.model, str | Path) else ModelRecord()
     model = model.with_defaults(results["frontend"].defaults)
     ranges = run.masked.plan if run.masked is not None else None
-    families = run.template.families if run.template is not None else None
-    make_any = partial(maker, graph, meter, options, model=model, certificate=certificate, families=families)
+    make_any = partial(maker, graph, meter, options, model=model, certificate=certificate)
     schedule = ledger.recorded_choice("schedule") or run.schedule
     make = make_any(runs_tasks=schedule == "tasks")
     write_s = meter.pace.predict_s("build", results["fission"].weights_bytes / WEIGHTS_BYTES)

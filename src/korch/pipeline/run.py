@@ -21,7 +21,6 @@ from korch.pipeline.least import Least, announce
 from korch.pipeline.results import SplitModel, StageResults
 from korch.primitive.dispute import Disputes, noted_disputes
 from korch.primitive.graph import PrimitiveGraph
-from korch.provider.families import Families
 from korch.ranges.masked import Masked
 from korch.report.progress import Progress
 from korch.search.ledger import Ledger
@@ -55,12 +54,10 @@ class Template:
     Attributes:
         graph: the model at that size, with its alternatives.
         steps: the kernels in an order in which they can run.
-        families: these kernels and their counterparts at other sizes, which share code.
     """
 
     graph: PrimitiveGraph
     steps: tuple[Candidate, ...]
-    families: Families
 
 
 @dataclass(eq=False, repr=False)

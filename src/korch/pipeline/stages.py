@@ -33,7 +33,7 @@ from korch.pipeline.quantized import in_bytes, is_quantized
 from korch.pipeline.results import Offered, Planned, Programs, Rewritten, SplitModel, StageResults
 from korch.pipeline.run import ENUMERATE_SHARE, Run, Template
 from korch.pipeline.served import search_sizes, time_as_served
-from korch.pipeline.transfer import learn, transferred
+from korch.pipeline.transfer import transferred
 from korch.primitive import reference
 from korch.primitive.check import check_graph
 from korch.primitive.gathers import gather_matrices
@@ -43,7 +43,6 @@ from korch.primitive.ops.gathered import GATHERED
 from korch.primitive.precision import with_half
 from korch.primitive.text import format_graph
 from korch.primitive.types import DType
-from korch.provider.families import Families
 from korch.records import plain
 from korch.search.instance import check_steps
 from korch.search.ledger import Ledger
@@ -229,9 +228,7 @@ def orchestrate(run: Run, precision: Precision | None, alternatives: Rewritten, 
         outcome = search_plans(run, model, ledger, precision)
         steps = outcome.plans[PlanName.SEARCHED]
         if run.keep is not None:
-            families = Families()
-            learn(families, steps, offered.meter)
-            run.keep(Template(joined.graph, steps, families))
+            run.keep(Template(joined.graph, steps))
         sized = [] if run.masked is None else search_sizes(run, model, ledger, outcome, run.masked)
         return Planned(outcome, sized)
 

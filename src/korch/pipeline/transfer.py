@@ -7,7 +7,6 @@ in the same layouts, from the same provider. Nothing is enumerated or solved.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from korch.binary_program.problem import Certificate
 from korch.candidate.candidate import Candidate, Group, Refusal, make_group, make_layout_change
@@ -15,8 +14,6 @@ from korch.errors import InfeasibleError
 from korch.measure.meter import AnyMeter
 from korch.pipeline.run import Run, Template
 from korch.primitive.graph import PrimitiveGraph
-from korch.provider.families import Families
-from korch.provider.provider import Kernel
 from korch.ranges.counterpart import Counterparts, counterparts
 from korch.search.instance import Answers
 from korch.search.ledger import Ledger
@@ -38,7 +35,6 @@ def transferred(run: Run, graph: PrimitiveGraph, ledger: Ledger, template: Templ
     if run.options.measure:
         ledger.measure(rivals, run.build_deadline)
     steps = tuple(_least(own, ledger) for own in options)
-    learn(template.families, steps, meter)
     costs = [ledger.cost_ns(step) for step in steps]
     total_ns = sum(cost for cost, _ in costs)
     spent_s = time.monotonic() - begun_s
@@ -54,14 +50,6 @@ def transferred(run: Run, graph: PrimitiveGraph, ledger: Ledger, template: Templ
         stopped_by_budget=False,
     )
     return Outcome({PlanName.SEARCHED: steps}, found)
-
-
-def learn(families: Families, steps: Sequence[Candidate], meter: AnyMeter) -> None:
-    """Register the kernels of a plan, so that the kernels of other sizes share code with them."""
-    for place, step in enumerate(steps):
-        kernel = meter.kernel(step)
-        if isinstance(kernel, Kernel):
-            families.learn(place, step.key, kernel)
 
 
 def _options(

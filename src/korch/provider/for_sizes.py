@@ -33,7 +33,7 @@ def kernel_for_sizes(candidate: Candidate, build: Callable[[Candidate], Kernel |
         if isinstance(found, Fault):
             logger.warning("a kernel of %s computes all sizes: %s", candidate.provider, found, extra={"fault": True})
         if isinstance(found, Kernel) and found.counts and _ends(found, served):
-            return replace(found, marked="", size_input=SIZES)
+            return replace(found, size_input=SIZES)
         if served.ends:
             return found if isinstance(found, Refusal) else Refusal("its reductions do not end at the size")
     return build(candidate)

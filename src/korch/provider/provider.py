@@ -87,7 +87,6 @@ class Kernel:
         thread_bytes: the size of each thread's private part of the workspace, if the workspace consists of such
             parts, stored one after another; else 0.
         units: the sources of further units that this kernel calls, and that other kernels may call as well.
-        marked: the text from which such a unit may be made (`korch.tile.cpp.numbers`); "" for none.
         counts: how parameters of the program follow from that size.
     """
 
@@ -102,7 +101,6 @@ class Kernel:
     opens: tuple[str, ...] = ()
     thread_bytes: int = 0
     units: tuple[str, ...] = ()
-    marked: str = field(default="", compare=False, repr=False)
     counts: tuple[tuple[str, Count], ...] = field(default=(), compare=False, repr=False)
 
 

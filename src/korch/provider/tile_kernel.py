@@ -92,7 +92,6 @@ def printed_kernel(program: TileProgram, printed: PrintedCpp | PrintedLlvm) -> K
         threading=Threading.TEAM if printed.is_parallel else Threading.CALLER,
         program=program,
         thread_bytes=printed.thread_bytes,
-        marked=printed.marked if isinstance(printed, PrintedCpp) else "",
         units=(REGION,) if printed.is_parallel and isinstance(printed, PrintedLlvm) else (),
     )
 

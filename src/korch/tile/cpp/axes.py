@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from korch.tile.analysis.axes import Steps, even_step
-from korch.tile.cpp.numbers import argument
 from korch.tile.ir.program import Axis
 
 
@@ -14,7 +13,7 @@ def rows_type(rows: Sequence[Axis], a: Steps) -> str:
     step = even_step(rows, a)
     if step is not None:
         return f"korch::Rows<{step}>"
-    return f"korch::Rows<{a[rows[1].name]}, {argument(rows[1].extent)}, {argument(a[rows[0].name])}>"
+    return f"korch::Rows<{a[rows[1].name]}, {rows[1].extent}, {a[rows[0].name]}>"
 
 
 def turns_type(terms: Sequence[Axis], a: Steps, b: Steps) -> str:
@@ -22,5 +21,5 @@ def turns_type(terms: Sequence[Axis], a: Steps, b: Steps) -> str:
     *outer, last = terms
     text = f"korch::Once<{last.extent if outer and last.ragged is None else 0}>"
     for axis in reversed(outer):
-        text = f"korch::Turns<{axis.extent}, {argument(a[axis.name])}, {b[axis.name]}, {text}>"
+        text = f"korch::Turns<{axis.extent}, {a[axis.name]}, {b[axis.name]}, {text}>"
     return text

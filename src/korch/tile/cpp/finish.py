@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence, Set
 from korch.tile.analysis.fetch import Fetches
 from korch.tile.analysis.sums import Sums, batches_of, by_row
 from korch.tile.cpp.loops import LoopPrinter
-from korch.tile.cpp.numbers import number
 from korch.tile.cpp.text import C_TYPE, CppWriter, loop_end
 from korch.tile.ir.index import Expr, Ranges, substitute, vector_step
 from korch.tile.ir.program import Axis, Load, Stage
@@ -23,9 +22,9 @@ def print_places(out: CppWriter, rows: Sequence[Axis]) -> None:
     rest, left = "row", math.prod(axis.extent for axis in rows)
     for axis in rows:  # a row number is split into axes like a task number
         left //= axis.extent
-        value = "0" if axis.extent == 1 else rest if left == 1 else f"{rest} / {number(left)}"
+        value = "0" if axis.extent == 1 else rest if left == 1 else f"{rest} / {left}"
         out.line(f"[[maybe_unused]] const long {axis.name} = {value};")
-        rest = rest if axis.extent == 1 else f"row % {number(left)}"
+        rest = rest if axis.extent == 1 else f"row % {left}"
 
 
 class FinishPrinter(LoopPrinter):
@@ -100,4 +99,4 @@ def count_of(rows: Sequence[Axis]) -> str:
     """Return the number of rows of a task, as text."""
     inner = math.prod(axis.extent for axis in rows[1:])
     count = loop_end(rows[0], rows[0].extent)
-    return count if inner == 1 else f"{count} * {number(inner)}"
+    return count if inner == 1 else f"{count} * {inner}"

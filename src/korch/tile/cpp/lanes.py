@@ -8,7 +8,6 @@ from korch.tile.analysis.panels import panels, strips
 from korch.tile.analysis.sums import batches_of
 from korch.tile.analysis.windows import row_of_window, rows_of_window
 from korch.tile.cpp.loops import print_ends
-from korch.tile.cpp.numbers import argument, number
 from korch.tile.cpp.text import CppWriter
 from korch.tile.ir.index import Ranges
 from korch.tile.ir.program import Buffer, Contract, refused
@@ -41,8 +40,8 @@ def window_contraction(step: Contract, second: Buffer, lanes: int, a: Mapping[st
     total = columns.ragged[1] if columns.ragged else 0
     is_partial = columns.extent % lanes != 0 or not isinstance(total, int) or total % lanes != 0
     flags = ("true" if flag else "false" for flag in (registers.fetches_out, is_partial))
-    sizes = (lanes, min(registers.rows, places.extent), argument(places.extent), last.extent, stride, dilation, unit)
-    more = (before, over, panel, argument(row), argument(behind), *flags)
+    sizes = (lanes, min(registers.rows, places.extent), str(places.extent), last.extent, stride, dilation, unit)
+    more = (before, over, panel, str(row), str(behind), *flags)
     return f"korch::WindowContraction<{', '.join(map(str, (*sizes, *more)))}>"
 
 
@@ -77,7 +76,7 @@ def print_rows(out: CppWriter, step: Contract, ranges: Ranges, a: Mapping[str, i
     out.open(f"const auto {name} = [=](const auto& turn) __attribute__((always_inline))")
     for axis, (begin, end) in zip(outer, ends, strict=True):
         out.line(f"for (long {axis.name} = {begin}; {axis.name} < {end}; ++{axis.name})")
-    places = (" + ".join(f"{number(steps[axis.name])} * {axis.name}" for axis in outer) or "0" for steps in (a, b))
+    places = (" + ".join(f"{steps[axis.name]} * {axis.name}" for axis in outer) or "0" for steps in (a, b))
     out.line(f"  turn({', '.join(places)});")
     out.close("};")
     return name

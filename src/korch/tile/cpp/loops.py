@@ -6,7 +6,6 @@ from collections.abc import Callable, Set
 
 from korch.tile.analysis.clip import loop_ends, parts_of
 from korch.tile.analysis.collect import WrittenSpan, begins_lines, collected
-from korch.tile.cpp.numbers import number
 from korch.tile.cpp.op import OpPrinter
 from korch.tile.cpp.text import C_TYPE, CppWriter, loop_end
 from korch.tile.ir.index import Expr, Ranges, constant, substitute
@@ -49,7 +48,7 @@ class LoopPrinter(OpPrinter):
             width = self._width(axis, low, high)
             call = f"{name}.template operator()"
             self.out.line(f"const long end = {loop_end(axis, high)};")
-            begin = number(low)
+            begin = str(low)
             self.out.line(f"long i = {begin};")
             head = self._head(axis, low, high) if width > 1 else ""
             if head:
@@ -149,7 +148,7 @@ class LoopPrinter(OpPrinter):
         if slope == 1 or not variable:
             self.out.line(f"korch::{store}<{type_}, {width}>({at}, {value});")
         elif slope is not None:
-            self.out.line(f"korch::scatter<{type_}, {width}>({at}, {number(slope)}, {value});")
+            self.out.line(f"korch::scatter<{type_}, {width}>({at}, {slope}, {value});")
         else:
             self.out.open(f"for (int lane = 0; lane < {width}; ++lane)")
             self.out.line(
@@ -174,10 +173,10 @@ def print_ends(out: CppWriter, axis: Axis, guards: tuple[Inside, ...], ranges: R
     """Print the bounds of the loop over a reduced axis within which its guards hold; return their texts."""
 
     def quotient(expr: Expr, divisor: int) -> str:
-        return out.expr(expr) if divisor == 1 else f"({out.expr(expr)}) / {number(divisor)}"
+        return out.expr(expr) if divisor == 1 else f"({out.expr(expr)}) / {divisor}"
 
     low, high = ranges[axis.name]
-    begin, end = number(low) if low else "0", loop_end(axis, min(high + 1, axis.extent))
+    begin, end = str(low) if low else "0", loop_end(axis, min(high + 1, axis.extent))
     lows, ends = loop_ends(guards, axis.name, ranges)
     for above, step in lows:
         begin = f"korch::larger({begin}, {quotient(above, step)})"

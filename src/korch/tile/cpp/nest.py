@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 
-from korch.tile.cpp.numbers import number
 from korch.tile.cpp.reduce import ReductionPrinter
 from korch.tile.cpp.text import C_TYPE, CppWriter, loop_end
 from korch.tile.ir.index import Expr, Ranges, add, constant, substitute
@@ -50,7 +49,7 @@ class PassPrinter(ReductionPrinter):
         self._where(outer, self.pass_.where, self._common())
         for buffer, span in self.spans.items():
             type_ = C_TYPE[self.out.program.buffer(buffer).dtype]
-            size = f"{number(span.row)} * {loop_end(span.outer, span.outer.extent)}"
+            size = f"{span.row} * {loop_end(span.outer, span.outer.extent)}"
             self.out.line(f"korch::stream_span<{type_}, {self.out.lanes}>({buffer}_start, {buffer}_span, {size});")
 
     def _common(self) -> tuple[Inside, ...]:
@@ -122,13 +121,13 @@ class PassPrinter(ReductionPrinter):
             return False
         name, before = axis.name, self.ranges
         low, high = max(parts, key=lambda part: part[1] - part[0])
-        self.out.open(f"for (long {name} = {number(low)}; {name} < {number(high)}; ++{name})")
+        self.out.open(f"for (long {name} = {low}; {name} < {high}; ++{name})")
         self.ranges = {**before, name: (low, high - 1)}
         self._nest(())
         self.out.close()
-        begin = "0" if low else number(high)
-        step = f"{name} = {name} + 1 == {number(low)} ? {number(high)} : {name} + 1"
-        self.out.open(f"for (long {name} = {begin}; {name} < {number(axis.extent)}; {step})")
+        begin = "0" if low else str(high)
+        step = f"{name} = {name} + 1 == {low} ? {high} : {name} + 1"
+        self.out.open(f"for (long {name} = {begin}; {name} < {axis.extent}; {step})")
         self.ranges, self.is_edge = before, True
         self._nest(())
         self.is_edge = False
@@ -218,7 +217,7 @@ class PassPrinter(ReductionPrinter):
         condition = self._condition(op.guards, ranges)
         self.out.line(
             (f"if ({condition}) " if condition else "") + f"korch::load_across<{type_}, W, {self.side}>"
-            f"({name}, {op.buffer} + {self.out.expr(index)}, {number(step)});"
+            f"({name}, {op.buffer} + {self.out.expr(index)}, {step});"
         )
         self._fetch_squares(op.buffer, index, step)
         self.squares[op.name] = f"{name}[side]"
@@ -234,7 +233,7 @@ class PassPrinter(ReductionPrinter):
             places = [("fetch_far_across", DENSE_AHEAD)]
         for function, ahead in places:
             at = self.out.expr(add(index, constant(ahead)))
-            self.out.line(f"korch::{function}<W>({buffer} + {at}, {number(step)});")
+            self.out.line(f"korch::{function}<W>({buffer} + {at}, {step});")
 
     def _compute_and_store(self, ranges: Ranges, variable: str) -> None:
         values = self._ops(ranges, variable, "W")

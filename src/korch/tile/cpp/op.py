@@ -11,7 +11,6 @@ from korch.tile.analysis.clip import clipping_guards
 from korch.tile.analysis.fetch import fetches_of
 from korch.tile.analysis.tables import BITS as TABLE_BITS
 from korch.tile.analysis.tables import live_ops, tables_of
-from korch.tile.cpp.numbers import number
 from korch.tile.cpp.text import C_TYPE, NARROW_TYPE, CppWriter, literal
 from korch.tile.ir.index import Expr, Ranges, add, bounds, constant, scale, substitute
 from korch.tile.ir.passes import is_nonpositive
@@ -192,13 +191,13 @@ class OpPrinter:
         if slope == 0:
             text = f"korch::splat<{type_}, {width}>(*({at}))"
         elif slope == 1 and op.name in self.fetches.near:
-            text = f"korch::load_ahead<{type_}, {width}>({at}, {number(self.fetches.near[op.name])})"
+            text = f"korch::load_ahead<{type_}, {width}>({at}, {self.fetches.near[op.name]})"
         elif slope == 1 and op.name in self.fetches.far:
-            text = f"korch::load_far<{type_}, {width}>({at}, {number(self.fetches.far[op.name])})"
+            text = f"korch::load_far<{type_}, {width}>({at}, {self.fetches.far[op.name]})"
         elif slope == 1:
             text = f"korch::load<{type_}, {width}>({at})"
         elif slope is not None:
-            text = f"korch::strided<{type_}, {width}>({at}, {number(slope)})"
+            text = f"korch::strided<{type_}, {width}>({at}, {slope})"
         else:
             text = self._spread(op, index, variable, width) or (
                 f"korch::gather<{type_}, {width}>({op.buffer}, [&](long {variable}) "
@@ -234,7 +233,7 @@ class OpPrinter:
             return ""
         name = self.out.tables.setdefault(table, f"table{len(self.out.tables)}")
         return (
-            f"korch::spread<{C_TYPE[op.dtype]}, {width}>({op.buffer}, {number(size)}, "
+            f"korch::spread<{C_TYPE[op.dtype]}, {width}>({op.buffer}, {size}, "
             f"{self.out.expr(rest)}, NAME_{name} + {variable})"
         )
 
@@ -250,7 +249,7 @@ def condition_of(out: CppWriter, guards: Sequence[Inside], ranges: Ranges) -> st
         at = out.expr(guard.expr)
         low, high = bounds(guard.expr, ranges)
         if low < guard.low:
-            texts.append(f"{at} >= {number(guard.low)}")
+            texts.append(f"{at} >= {guard.low}")
         if high >= guard.high:
-            texts.append(f"{at} < {number(guard.high)}")
+            texts.append(f"{at} < {guard.high}")
     return " && ".join(texts)

@@ -29,7 +29,6 @@ from korch.tile.analysis.stages import (
     tiles_of,
 )
 from korch.tile.cpp.accepts import require_contractions
-from korch.tile.cpp.numbers import BEGIN, PARAMETER, PASSED, TEAM, TEAM_PARAMETER, alone, number
 from korch.tile.cpp.sort import print_sort
 from korch.tile.cpp.split_operands import split_of
 from korch.tile.cpp.steps import StepPrinter, bytes_of_tile
@@ -64,7 +63,6 @@ class PrintedCpp(NamedTuple):
         workspace_bytes: the size of the scratch memory that it needs.
         thread_bytes: the private part of it per thread, if threads share no part of it; else 0.
         is_parallel: whether it has a parallel region; else it runs in the calling thread.
-        marked: the text without the head comment, with marks (`korch.tile.cpp.numbers`) and NAME for the symbol.
     """
 
     symbol: str
@@ -72,7 +70,6 @@ class PrintedCpp(NamedTuple):
     workspace_bytes: int
     thread_bytes: int
     is_parallel: bool
-    marked: str
 
 
 def print_cpp(
@@ -141,49 +138,44 @@ class _Printer:
         body = "\n".join(self.out.lines)
         headers = [*_headers(body), *(["korch_team.h"] if self.is_parallel else [])]
         includes = "".join(f'#include "{header}"\n' for header in headers)
-        marked = f"{includes}\n{tables}{self._functions(body)}"
-        text = head + alone(marked)
+        text = f"{head}{includes}\n{tables}{self._functions(body)}"
         symbol = content_name("k", text)
         shared_bytes = places_in_memory(self.program)[1]
         workspace_bytes = shared_bytes + self.room_bytes * self.threads
         own_bytes = self.room_bytes if not shared_bytes else 0
         thread_bytes = own_bytes if self.is_parallel else workspace_bytes
         source = text.replace("NAME", symbol)
-        return PrintedCpp(symbol, source, workspace_bytes, thread_bytes, self.is_parallel, marked)
+        return PrintedCpp(symbol, source, workspace_bytes, thread_bytes, self.is_parallel)
 
     # Structure
 
     def _functions(self, body: str) -> str:
         """Return the functions that the kernel exports, with those of the stages."""
-        first = TEAM_PARAMETER if self.is_parallel else "void*"
-        head = f'extern "C" int NAME_run({PARAMETER}{first}, void* const* buffers) {{{BEGIN}'
+        head = 'extern "C" int NAME_run(void*, void* const* buffers) {'
         if not self.is_parallel:
             return f"{head}\n{body}\n  return 0;\n}}\n"
         calls, cases = [], []
         for i, waits in enumerate(stages_that_wait(self.program)):
             begin, end = (self._share(i, me) for me in ("me", "me + 1"))
-            calls.append(f"  NAME_stage{i}({PASSED}buffers, {begin}, {end}, me);\n")
+            calls.append(f"  NAME_stage{i}(buffers, {begin}, {end}, me);\n")
             calls += ["  own.meet();\n"] if waits else []
-            cases.append(f"    case {i}: return NAME_stage{i}({PASSED}buffers, begin, end, me);\n")
+            cases.append(f"    case {i}: return NAME_stage{i}(buffers, begin, end, me);\n")
         most = str(self.threads) if self.room_bytes else "omp_get_max_threads()"
         size = "".join(f"  [[maybe_unused]] {line}\n" for line in self._live())
         threads = f"korch::smaller({self.threads}, own.threads)" if self.room_bytes else "own.threads"
         parameters = "int stage, void* const* buffers, long begin, long end, long me"
         return (
-            f'{body}\n\nextern "C" int NAME_team({PARAMETER}void* const* buffers, korch::Member& own) {{{BEGIN}\n{size}'
+            f'{body}\n\nextern "C" int NAME_team(void* const* buffers, korch::Member& own) {{\n{size}'
             f"  const long me = own.me, threads = {threads};\n{''.join(calls)}  return 0;\n}}\n\n"
-            f"{head}\n  return korch::run_region({most}, {TEAM}, buffers);\n}}\n\n"
-            f'extern "C" void NAME_task({PARAMETER}{parameters}) {{{BEGIN}\n'
+            f"{head}\n  return korch::run_region({most}, NAME_team, buffers);\n}}\n\n"
+            f'extern "C" void NAME_task({parameters}) {{\n'
             f"  switch (stage) {{\n{''.join(cases)}  }}\n}}\n"
         )
 
     def _stage_function(self, i: int, stage: Stage) -> None:
         """Print the function in which a thread runs a range of a stage's tasks."""
-        self.out.open(
-            f"static KORCH_ALONE void NAME_stage{i}"
-            f"({PARAMETER}void* const* buffers, long begin, long end, [[maybe_unused]] long me)",
-            BEGIN,
-        )
+        parameters = "void* const* buffers, long begin, long end, [[maybe_unused]] long me"
+        self.out.open(f"static KORCH_ALONE void NAME_stage{i}({parameters})")
         self._pointers()
         self._tasks(i, stage, "begin", "end")
         self.out.close()
@@ -210,7 +202,7 @@ class _Printer:
     def _product(self, axes: Sequence[Axis]) -> str:
         known = math.prod(axis.size for axis in axes if isinstance(axis.size, int))
         others = [f"({self.out.expr(axis.size)})" for axis in axes if isinstance(axis.size, Expr)]
-        return " * ".join([*([number(known)] if known != 1 or not others else []), *others])
+        return " * ".join([*([str(known)] if known != 1 or not others else []), *others])
 
     def _pointers(self) -> None:
         """Print a pointer to each buffer, and to the thread's private workspace (`room`)."""
@@ -222,7 +214,7 @@ class _Printer:
                 continue
             type_, place = C_TYPE[buffer.dtype], places[buffer.name]
             if buffer.level is Level.WORKSPACE:
-                text = f"static_cast<char*>(buffers[{place.position}]) + {number(place.offset_bytes)}"
+                text = f"static_cast<char*>(buffers[{place.position}]) + {place.offset_bytes}"
                 text = f"{type_}* const {buffer.name} = reinterpret_cast<{type_}*>({text});"
             else:
                 type_ = NARROW_TYPE.get(buffer.dtype, type_)
@@ -232,8 +224,8 @@ class _Printer:
             self.out.line(f"[[maybe_unused]] {text}" if self.is_parallel else text)
         if self.room_bytes:
             ports = sum(buffer.level in (Level.INPUT, Level.OUTPUT) for buffer in self.program.buffers)
-            me = f" + {number(self.room_bytes)} * me" if self.is_parallel else ""
-            text = f"static_cast<char*>(buffers[{ports}]) + {number(offset)}{me};"
+            me = f" + {self.room_bytes} * me" if self.is_parallel else ""
+            text = f"static_cast<char*>(buffers[{ports}]) + {offset}{me};"
             self.out.line(f"[[maybe_unused]] char* const room = {text}")
 
     def _large_tiles(self, stage: Stage) -> list[Buffer]:
@@ -266,7 +258,7 @@ class _Printer:
             if split_of(buffer) is not None:
                 type_, size = "uint16_t", bytes_of_tile(self.program, stage, buffer) // 2
             if buffer in large:
-                self.out.line(f"{type_}* const {buffer.name} = reinterpret_cast<{type_}*>(room + {number(offset)});")
+                self.out.line(f"{type_}* const {buffer.name} = reinterpret_cast<{type_}*>(room + {offset});")
                 offset += bytes_of_tile(self.program, stage, buffer)
             else:
                 self.out.line(f"alignas(64) {type_} {buffer.name}_array[{size}];")
@@ -287,7 +279,7 @@ class _Printer:
         for place, axis in enumerate(grid, 1):
             left = self._product(grid[place:])
             left = f"({left})" if "*" in left else left
-            is_last = left == number(1)
+            is_last = left == "1"
             value = rest if is_last else f"{rest} / {left}"
             self.out.line(f"[[maybe_unused]] const long {axis.name} = {value};")
             rest = f"task % {left}" if not is_last else "0"

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 
 from korch.primitive.ops.reduce import identity
 from korch.tile.cpp.loops import LoopPrinter
-from korch.tile.cpp.numbers import number
 from korch.tile.cpp.text import C_TYPE, literal, loop_end
 from korch.tile.ir.index import Ranges
 from korch.tile.ir.program import Accumulate, Axis
@@ -68,7 +67,7 @@ class ReductionPrinter(LoopPrinter):
 
     def _window(self, ranges: Ranges, loops: Callable[[Sequence[tuple[str, str]]], None]) -> None:
         """Print the loops over all reduced axes, with a version with constant bounds for where no guard clips them."""
-        whole = [("0", number(axis.extent)) for axis in self.reduced]
+        whole = [("0", str(axis.extent)) for axis in self.reduced]
         ends = [self._ends(axis, ranges) for axis in self.reduced]
         if ends == whole or self.is_edge:
             loops(ends)
@@ -105,7 +104,7 @@ class ReductionPrinter(LoopPrinter):
         if not rows or width < LEAST_SIDE or types - {*SQUARE_TYPES}:
             return False
         name = axis.name
-        end = number(axis.extent) if axis.ragged is None else f"rows_end / {rows} * {rows}"
+        end = str(axis.extent) if axis.ragged is None else f"rows_end / {rows} * {rows}"
         if axis.ragged is not None:
             self.out.line(f"const long rows_end = {loop_end(axis, axis.extent)};")
         self.out.open(f"for (long first = 0; first < {end}; first += {rows})")

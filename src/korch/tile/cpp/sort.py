@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from korch.tile.cpp.numbers import number
 from korch.tile.cpp.text import CppWriter, loop_end
 from korch.tile.ir.program import At, Axis
 from korch.tile.ir.sort import Ordering, Sort
@@ -26,5 +25,5 @@ def loop_head(out: CppWriter, axis: Axis, only: At | None, is_nearest: bool) -> 
     value = f"{only.buffer}[{out.expr(only.index)}]"
     name = axis.name
     if is_nearest:
-        return f"if ([[maybe_unused]] const long {name} = korch::nearest({value}, {number(axis.extent)}); true)"
-    return f"if ([[maybe_unused]] const long {name} = {value}; {name} >= 0 && {name} < {number(axis.extent)})"
+        return f"if ([[maybe_unused]] const long {name} = korch::nearest({value}, {axis.extent}); true)"
+    return f"if ([[maybe_unused]] const long {name} = {value}; {name} >= 0 && {name} < {axis.extent})"

@@ -18,7 +18,6 @@ from korch.tile.analysis.panels import in_rows, panels
 from korch.tile.analysis.sums import by_row, sides_of
 from korch.tile.cpp.finish import count_of, print_places
 from korch.tile.cpp.loops import LoopPrinter, print_ends
-from korch.tile.cpp.numbers import number
 from korch.tile.cpp.text import CppWriter, loop_end
 from korch.tile.ir.index import Expr, add, constant, substitute, vector_step
 from korch.tile.ir.program import (
@@ -343,10 +342,10 @@ def _span(out: CppWriter, step: Contract, around: Stage) -> tuple[str, str]:
     ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in (*around.grid, *step.axes)}
     guards = tuple(guard for guard in step.where if outer.name in guard.expr.variables)
     begin, end = print_ends(out, outer, guards, ranges)
-    first = "" if begin == "0" else f"{begin} * {number(inner.extent)}"
+    first = "" if begin == "0" else f"{begin} * {inner.extent}"
     if not guards:
-        return first, number(outer.extent * inner.extent)
-    return first, f"korch::larger(0, {end} - {begin}) * {number(inner.extent)}"
+        return first, str(outer.extent * inner.extent)
+    return first, f"korch::larger(0, {end} - {begin}) * {inner.extent}"
 
 
 def _made(side: str, buffer: Buffer, count: str, terms: str) -> str:
@@ -388,7 +387,7 @@ def _given(out: CppWriter, buffer: Buffer, step: Contract, stage: Stage, counts:
     start = substitute(step.b.index, {axis.name: constant(0) for axis in step.axes}, ranges)
     place = in_rows(buffer, layout, start, ranges)
     components = Expr(split.components * place.constant, tuple((atom, split.components * n) for atom, n in place.terms))
-    strip = number(split.components * layout.width * buffer.size // layout.columns)
+    strip = str(split.components * layout.width * buffer.size // layout.columns)
     at = f"reinterpret_cast<const uint16_t*>({buffer.name})"
     return f"korch_amx::Given<{split.components}>{{{at} + {out.expr(components)}, {strip}, {counts[1]}, {counts[2]}}}"
 

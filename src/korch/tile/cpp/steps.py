@@ -17,7 +17,6 @@ from korch.tile.cpp.axes import rows_type, turns_type
 from korch.tile.cpp.finish import FinishPrinter, count_of
 from korch.tile.cpp.lanes import axes_around, dense_contraction, print_rows, window_contraction
 from korch.tile.cpp.nest import PassPrinter
-from korch.tile.cpp.numbers import TABLE, argument, number, tails
 from korch.tile.cpp.op import condition_of
 from korch.tile.cpp.sort import loop_head
 from korch.tile.cpp.split_operands import (
@@ -190,8 +189,8 @@ class StepPrinter:
         self.out.line(f"  turn({a} + from_a, {b} + from_b, from_a);")
         self.out.line("});")
         self.out.close("};")
-        kernel = f"{kernel}, {argument(whole.a.index.coefficient(axes[0]) or 0)}"
-        made = f"korch_amx::fed_rows<{kernel}>({TABLE}{name}_windows, {finish.feed(axes)}, first, terms)"
+        kernel = f"{kernel}, {whole.a.index.coefficient(axes[0]) or 0}"
+        made = f"korch_amx::fed_rows<{kernel}>({name}_windows, {finish.feed(axes)}, first, terms)"
         self.out.line(f"const auto {name}_rows = [=](long first, long terms) {{ return {made}; }};")
 
     def _contract_floats(self, block: _Block, grid: tuple[Axis, ...], batch: Sequence[Axis]) -> None:
@@ -211,10 +210,10 @@ class StepPrinter:
         is_panel = "true" if panels(second) else "false"
         each, is_stream = self._fetched(step, registers, vector)
         sizes = (lanes, registers.rows, registers.vectors, *steps, is_panel, each, is_stream)
-        ahead, left = self._rows_ahead(step, a, terms), tails(tails_of(rows, registers.rows))
+        arguments = (*sizes, *self._rows_ahead(step, a, terms), *tails_of(rows, registers.rows))
         counts = f"{count_of(rows)}, {loop_end(columns, columns.extent)}, {loop_end(last, last.extent)}"
         sums = self._sums(block, out_at, out, own)
-        self.out.line(f"korch::Contraction<{', '.join(map(str, (*sizes, *ahead)))}{left}>::run({TABLE}")
+        self.out.line(f"korch::Contraction<{', '.join(map(str, arguments))}>::run(")
         after = self._after(step, own, batch, b[last.name])
         self.out.line(f"    {sums}, {a_at}, {b_at}, {counts}{after});")
 
@@ -236,7 +235,7 @@ class StepPrinter:
         distance = add(following, scale(substitute(step.b.index, {}, ranges), -1))
         if distance.terms or distance.constant != terms.extent * layout.columns:
             return ""
-        return f", {self._place(step.b, step, own)[0]} + {number(terms.extent * row)}"
+        return f", {self._place(step.b, step, own)[0]} + {terms.extent * row}"
 
     def _contract_bytes(self, block: _Block, grid: tuple[Axis, ...]) -> None:
         """Print the call of the micro-kernel for bytes on matrix units."""
@@ -262,7 +261,7 @@ class StepPrinter:
         out_at, out = self._place(block.sums.step.out, block.sums.step, own)
         kernel, operands = self._windows(block.sums.step, grid)
         sums, columns = self._sums(block, out_at, out, own), block.sums.step.axes[1]
-        self.out.line(f"{kernel}::run({TABLE if is_by_lanes(block.sums.step) else ''}")
+        self.out.line(f"{kernel}::run(")
         self.out.line(f"    {sums}, {', '.join(operands)}, {loop_end(columns, columns.extent)});")
 
     def _windows(self, step: Contract, grid: tuple[Axis, ...]) -> tuple[str, tuple[str, str, str]]:

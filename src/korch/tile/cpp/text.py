@@ -7,7 +7,6 @@ from collections.abc import Set
 from typing import assert_never
 
 from korch.primitive.types import DType
-from korch.tile.cpp.numbers import number
 from korch.tile.ir.growth import TextLimitError
 from korch.tile.ir.index import ROWS, Atom, Choice, Expr, Quotient, Remainder, TableEntry, Times, Var
 from korch.tile.ir.program import Axis, TileProgram
@@ -61,10 +60,10 @@ def literal(dtype: DType, value: float | int | bool) -> str:
 def loop_end(axis: Axis, high: int) -> str:
     """Return the end of the loop over the first `high` values of an axis; the last tile of a ragged axis ends early."""
     if axis.ragged is None:
-        return number(high)
+        return str(high)
     outer, total = axis.ragged
-    end = number(total) if isinstance(total, int) else total
-    return f"korch::smaller({number(high)}, {end} - {number(axis.extent)} * {outer})"
+    end = str(total) if isinstance(total, int) else total
+    return f"korch::smaller({high}, {end} - {axis.extent} * {outer})"
 
 
 class CppWriter:
@@ -109,12 +108,12 @@ class CppWriter:
         if self._characters > MOST_CHARACTERS:
             raise TextLimitError(f"its text would have more than {MOST_CHARACTERS >> 10} KiB")
 
-    def open(self, text: str, after: str = "") -> None:
-        """Print the beginning of a block, and `after` behind its opening brace."""
+    def open(self, text: str) -> None:
+        """Print the beginning of a block."""
         if text.startswith("#"):
             self.line(text)
             text = ""
-        self.line(f"{text} {{".strip() + after)
+        self.line(f"{text} {{".strip())
         self._depth += 1
 
     def close(self, end: str = "}") -> None:
@@ -127,9 +126,9 @@ class CppWriter:
         parts = []
         for atom, coefficient in expr.terms:
             text = self._atom(atom)
-            parts.append(text if coefficient == 1 else f"{number(coefficient)} * {text}")
+            parts.append(text if coefficient == 1 else f"{coefficient} * {text}")
         if expr.constant or not parts:
-            parts.append(number(expr.constant))
+            parts.append(str(expr.constant))
         return " + ".join(parts).replace("+ -", "- ")
 
     def _atom(self, atom: Atom) -> str:
@@ -137,9 +136,9 @@ class CppWriter:
             case Var(name):
                 return name
             case Quotient(inner, divisor):
-                return f"(({self.expr(inner)}) / {number(divisor)})"
+                return f"(({self.expr(inner)}) / {divisor})"
             case Remainder(inner, divisor):
-                return f"(({self.expr(inner)}) % {number(divisor)})"
+                return f"(({self.expr(inner)}) % {divisor})"
             case TableEntry(table, inner) if table == ROWS:
                 return f"row_at[{self.expr(inner)}]"
             case TableEntry(table, inner):
@@ -147,7 +146,7 @@ class CppWriter:
                 return f"NAME_{name}[{self.expr(inner)}]"
             case Choice(inner, cases, otherwise):
                 at = self.expr(inner)
-                text = "".join(f"({at}) < {number(n)} ? ({self.expr(then)}) : " for n, then in cases)
+                text = "".join(f"({at}) < {n} ? ({self.expr(then)}) : " for n, then in cases)
                 return f"({text}({self.expr(otherwise)}))"
             case Times():
                 raise AssertionError("a printed program has no parameters")
