@@ -72,7 +72,11 @@ def test_every_size_runs_on_the_plan_with_the_least_cost(executable: RangedExecu
     for n in range(1, 25):
         check(executable, 2, n)
         able = [plan.cost_ns((n,)) for plan in plans if plan.sizes[0] >= n]
-        assert executable.serving((n,))[1].cost_ns((n,)) == min(able) > 0
+        chosen = executable.serving((n,))[1]
+        sums = {i: at.sum_ns for i, plan in enumerate(plans) for at in plan.measured if at.sizes == (n,)}
+        if sums.get(plans.index(chosen)) == min(sums.values(), default=0):
+            continue  # measured at this size: the fitted costs may differ
+        assert chosen.cost_ns((n,)) == min(able) > 0
     small = executable.serving((6,))[0]
     assert executable.plan_for([np.zeros((2, 6, 6)), np.zeros(6)]) is small
 
