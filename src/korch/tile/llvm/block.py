@@ -179,7 +179,7 @@ class BlockPrinter:
         def row(r: SsaValue) -> None:
             own = replace(block, row=emit.add(block.row, r))
             if len(self.rows) == 2:
-                own = replace(own, group=lambda i: emit.op("udiv", own.row, emit.index(self.rows[1].extent)))
+                own = replace(own, group=lambda i: emit.divided(own.row, self.rows[1].extent))
             for v in range(block.vectors):
                 self.context.era += 1
                 at = emit.place(kind, base, emit.times(r, block.vectors * lanes))

@@ -185,7 +185,7 @@ class ContractPrinter:
         whole = self._whole(end, width)
 
         def second(n: SsaValue) -> SsaValue:
-            return emit.place(self.b.kind, self.b.at, emit.times(self._divided(n, width), strip))
+            return emit.place(self.b.kind, self.b.at, emit.times(emit.divided(n, width), strip))
 
         def whole_strip(n: SsaValue) -> None:
             at = emit.add(n, emit.index(width))
@@ -213,15 +213,7 @@ class ContractPrinter:
             emit.branch(is_own, lambda v=v, mask=mask: self._strip(Strip(whole, v + 1, begin, mask)))  # type: ignore[misc]
 
     def _whole(self, end: SsaValue, width: int) -> SsaValue:
-        return self.emit.times(self._divided(end, width), width)
-
-    def _divided(self, a: SsaValue, n: int) -> SsaValue:
-        x = a.number
-        return self.emit.index(x // n) if x is not None else self.emit.op("udiv", a, self.emit.index(n))
-
-    def _rest(self, a: SsaValue, n: int) -> SsaValue:
-        x = a.number
-        return self.emit.index(x % n) if x is not None else self.emit.op("urem", a, self.emit.index(n))
+        return self.emit.times(self.emit.divided(end, width), width)
 
     def _before(self, a: SsaValue, b: SsaValue) -> SsaValue:
         x, y = a.number, b.number
@@ -249,19 +241,19 @@ class ContractPrinter:
         emit, a, inner = self.emit, self.a, self.rows[-1]
         even, step, size = even_step(self.rows, a.steps), a.steps[inner.name], inner.extent
 
-        place, next_group = self._rest(r, size), a.steps[self.rows[0].name] - size * step
+        place, next_group = emit.rest(r, size), a.steps[self.rows[0].name] - size * step
 
         def follows(i: int) -> SsaValue:  # whether a row is in the group after that of the first row
             return emit.test("icmp sge", place, emit.index(size - i))
 
         def group(i: int) -> SsaValue:
-            own = self._divided(r if size >= rows else emit.add(r, emit.index(i)), size)
+            own = emit.divided(r if size >= rows else emit.add(r, emit.index(i)), size)
             return own if i == 0 or size < rows else emit.add(own, emit.convert("zext", follows(i), "i64"))
 
         def first(i: int) -> SsaValue:
             row = r if size >= rows else emit.add(r, emit.index(i))
-            base = emit.place(a.kind, a.at, emit.times(self._divided(row, size), a.steps[self.rows[0].name]))
-            at = emit.place(a.kind, base, emit.times(self._rest(row, size), step))
+            base = emit.place(a.kind, a.at, emit.times(emit.divided(row, size), a.steps[self.rows[0].name]))
+            at = emit.place(a.kind, base, emit.times(emit.rest(row, size), step))
             if i == 0 or size < rows:
                 return at
             more = emit.select(follows(i), emit.index(next_group), emit.index(0))
@@ -283,7 +275,7 @@ class ContractPrinter:
         elif size % rows == 0 and at_once % rows == 0 and size % at_once == 0:
             together()
         else:
-            last = emit.add(self._rest(r, size), emit.index(rows))
+            last = emit.add(emit.rest(r, size), emit.index(rows))
             emit.branch(self._before(last, emit.index(size + 1)), together, apart)
 
     # Prefetches
@@ -309,7 +301,7 @@ class ContractPrinter:
             return []
         each = -(-most // max(1, count // registers.rows))
         following, is_last = strip.following
-        line = emit.times(self._divided(r, registers.rows), each * LINE_BYTES)
+        line = emit.times(emit.divided(r, registers.rows), each * LINE_BYTES)
         is_inside = emit.op("and", self._before(line, emit.index(size)), emit.op("xor", is_last, constant("i1", 1)))
         at, rest = emit.place("i8", following, line), (strip.second, emit.index(0))
         even, last = even_step(self.rows, self.a.steps), self.printer.terms[-1].extent

@@ -268,6 +268,18 @@ class Emit:
         x = a.number
         return self.index(x * n) if x is not None else self.op("mul nsw", a, constant(a.kind, n))
 
+    def divided(self, a: SsaValue, n: int) -> SsaValue:
+        """Print an index, which is not negative, divided by a number and rounded down."""
+        x = a.number
+        if x is not None:
+            return constant(a.kind, x // n)
+        return a if n == 1 else self.op("udiv", a, constant(a.kind, n))
+
+    def rest(self, a: SsaValue, n: int) -> SsaValue:
+        """Print the remainder of an index, which is not negative, divided by a number."""
+        x = a.number
+        return constant(a.kind, x % n) if x is not None else self.op("urem", a, constant(a.kind, n))
+
     def least(self, a: SsaValue, b: SsaValue) -> SsaValue:
         """Print the smaller index."""
         x, y = a.number, b.number

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from typing import assert_never
 
+from korch.tile.analysis.clip import loop_ends
 from korch.tile.ir.index import (
     ROWS,
     Atom,
@@ -94,6 +95,24 @@ def condition(
     return found
 
 
+def loop_inside(
+    emit: Emit, guards: tuple[Inside, ...], name: str, ends: tuple[SsaValue, SsaValue], ranges: Ranges, env: Env
+) -> tuple[SsaValue, SsaValue]:
+    """Print the bounds of the loop over an axis, from one end to the other, within which its guards hold."""
+    begin, end = ends
+
+    def quotient(expr: Expr, divisor: int) -> SsaValue:
+        value = index_of(emit, expr, env)
+        return value if divisor == 1 else emit.op("sdiv", value, constant("i64", divisor))
+
+    lows, highs = loop_ends(guards, name, ranges)
+    for above, step in lows:
+        begin = emit.most(begin, quotient(above, step))
+    for above, step in highs:
+        end = emit.least(end, quotient(above, step))
+    return begin, end
+
+
 def both(emit: Emit, a: SsaValue | None, b: SsaValue | None) -> SsaValue:
     """Print whether two conditions hold; None holds."""
     a, b = (None if v is None or v.text in ("true", "splat (i1 true)") else v for v in (a, b))
@@ -131,11 +150,9 @@ def _atom(emit: Emit, atom: Atom, env: Env) -> SsaValue:
         case Var(name):
             return env[name]
         case Quotient(expr, divisor):
-            value = inner(expr)
-            return emit.op("udiv", value, constant(value.kind, divisor))
+            return emit.divided(inner(expr), divisor)
         case Remainder(expr, divisor):
-            value = inner(expr)
-            return emit.op("urem", value, constant(value.kind, divisor))
+            return emit.rest(inner(expr), divisor)
         case TableEntry(table, expr) if table == ROWS:
             at = inner(expr)
             place = emit.place("i32", env[ROW_TABLE], emit.convert("sext", at, "i64"))

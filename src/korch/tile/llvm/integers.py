@@ -68,11 +68,8 @@ class IntegerBlockPrinter(BlockPrinter):
 
     @property
     def _steps(self) -> SsaValue:
-        count = self.count.number
-        if count is not None:
-            return self.emit.index(ceil_div(count, self.group))
         more = self.emit.add(self.count, self.emit.index(self.group - 1))
-        return self.emit.op("udiv", more, self.emit.index(self.group))
+        return self.emit.divided(more, self.group)
 
     def _adjacent(
         self, block: SumBlock, at: tuple[SsaValue, SsaValue, SsaValue], sums: Sequence[SsaValue]

@@ -67,7 +67,7 @@ def _sort_rows(context: KernelContext, step: Sort) -> None:
 
     def divided(g: SsaValue, first: SsaValue) -> tuple[SsaValue]:
         size = place.at(g)
-        own = emit.op("udiv", emit.add(size, index(step.block - 1)), index(step.block))
+        own = emit.divided(emit.add(size, index(step.block - 1)), step.block)
 
         def block(b: SsaValue) -> None:
             group.set(emit.add(first, b), g)

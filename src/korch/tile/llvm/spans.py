@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from korch.tile.analysis.clip import loop_ends, parts_of
-from korch.tile.ir.index import Expr, Ranges
+from korch.tile.analysis.clip import parts_of
+from korch.tile.ir.index import Ranges
 from korch.tile.ir.program import Apply, Axis, Load, Select, holds
 from korch.tile.llvm.arithmetic import FUNCTIONS
 from korch.tile.llvm.emit import SsaValue, array, constant
-from korch.tile.llvm.index import Env, end_of, index_of
+from korch.tile.llvm.index import Env, end_of, loop_inside
 from korch.tile.llvm.points import PointPrinter, PointVector
 
 BYTES_PER_LANE = 4
@@ -177,21 +177,6 @@ class SpanPrinter(PointPrinter):
 
     def ends(self, axis: Axis, ranges: Ranges, env: Env) -> tuple[SsaValue, SsaValue]:
         """Print the bounds of the loop over a reduced axis within which its guards hold."""
-        emit = self.emit
         low, high = ranges[axis.name]
-        begin, end = emit.index(low), end_of(emit, axis, min(high + 1, axis.extent), env)
-
-        def quotient(expr: Expr, divisor: int) -> SsaValue:
-            value = index_of(emit, expr, env)
-            return value if divisor == 1 else emit.op("sdiv", value, constant("i64", divisor))
-
-        lows, highs = loop_ends(self.clips.get(axis.name, ()), axis.name, ranges)
-        for above, step in lows:
-            begin = emit.most(begin, quotient(above, step))
-        for above, step in highs:
-            end = emit.least(end, quotient(above, step))
-        return begin, end
-
-    def with_axis(self, points: PointVector, axis: Axis, at: SsaValue) -> PointVector:
-        """Return points with a value of another variable."""
-        return replace(points, env={**points.env, axis.name: at})
+        whole = self.emit.index(low), end_of(self.emit, axis, min(high + 1, axis.extent), env)
+        return loop_inside(self.emit, self.clips.get(axis.name, ()), axis.name, whole, ranges, env)

@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from korch.tile.analysis.clip import loop_ends
 from korch.tile.analysis.panels import panels
 from korch.tile.analysis.sums import Sums, is_by_lanes, leaves_out
 from korch.tile.analysis.windows import row_of_window, rows_of_window
 from korch.tile.ir.program import Axis, Contract, TileProgram, refused
 from korch.tile.llvm.block import MOST_UNROLLED, OperandSide, SumBlock
 from korch.tile.llvm.contract import FLOATS, ContractPrinter, Strip, refused_contraction
-from korch.tile.llvm.emit import SsaValue, constant
+from korch.tile.llvm.emit import SsaValue
 from korch.tile.llvm.functions import fused
-from korch.tile.llvm.index import Env, index_of
+from korch.tile.llvm.index import Env, loop_inside
 from korch.tile.llvm.integers import IntegerPrinter, LanePrinter
 
 PLACES_AHEAD = 48
@@ -90,14 +89,8 @@ class WindowPrinter(ContractPrinter):
 
     def _inside(self, axis: Axis, env: Env) -> tuple[SsaValue, SsaValue]:
         """Print the bounds of the loop over an axis of a window's rows within which its guards hold."""
-        emit, guards = self.emit, rows_of_window(self.step)[axis]
-        begin, end = emit.index(0), self._end(axis, env)
-        lows, highs = loop_ends(guards, axis.name, self.ranges)
-        for above, step in lows:
-            begin = emit.most(begin, emit.op("sdiv", index_of(emit, above, env), constant("i64", step)))
-        for above, step in highs:
-            end = emit.least(end, emit.op("sdiv", index_of(emit, above, env), constant("i64", step)))
-        return begin, end
+        whole, guards = (self.emit.index(0), self._end(axis, env)), rows_of_window(self.step)[axis]
+        return loop_inside(self.emit, guards, axis.name, whole, self.ranges, env)
 
     def _strip(self, strip: Strip) -> None:
         """Print a row of positions, for a strip of columns."""
