@@ -76,7 +76,7 @@ inline constexpr long UNROLLED = 16, MOST_UNROLLED = 90;
 
 // The offsets of the rows of a: they are ROW apart; or, if COUNT is not 0, rows come in groups of COUNT rows that are ROW
 // apart, and groups begin GROUP apart (a group is a row of an image, whose pixels are the rows here).
-template <long ROW, auto COUNT = 0L, auto GROUP = 0L>
+template <long ROW, long COUNT = 0, long GROUP = 0>
 struct Rows {
   static constexpr long STEP = ROW;
   static constexpr bool HAS_GROUPS = COUNT != 0;
@@ -98,13 +98,12 @@ struct Once {
   template <class F>
   static KORCH_INLINE void run(long a, long b, const F& turn) { turn(a, b); }
 };
-template <long N, auto A, long B, class Inner>
+template <long N, long A, long B, class Inner>
 struct Turns {
   static constexpr long TERMS = Inner::TERMS;
   template <class F>
   static KORCH_INLINE void run(long a, long b, const F& turn) {
-    const long step = A;
-    for (long i = 0; i < N; ++i, a += step, b += B) Inner::run(a, b, turn);
+    for (long i = 0; i < N; ++i, a += A, b += B) Inner::run(a, b, turn);
   }
 };
 

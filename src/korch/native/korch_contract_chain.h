@@ -59,10 +59,10 @@ KORCH_INLINE Read<From> read_rows(const From& from, long first, long terms) { re
 // function for each row of the window of row y and of a block of 16 channels, with pointers to it and to its weights, and
 // its distance from the window's first row; blocks are BLOCK numbers apart. `finish` computes from the sums the numbers
 // that are then split.
-template <class K, auto BLOCK, class Windows, class Finish>
+template <class K, long BLOCK, class Windows, class Finish>
 struct Fed;
-template <int R, auto OUT, int KW, long S, long D, long UNIT, long BEFORE, long OVER, long PANEL, auto ROW, auto LAST,
-          bool FETCHES, bool IS_PARTIAL, auto BLOCK, class Windows, class Finish>
+template <int R, long OUT, int KW, long S, long D, long UNIT, long BEFORE, long OVER, long PANEL, long ROW, long LAST,
+          bool FETCHES, bool IS_PARTIAL, long BLOCK, class Windows, class Finish>
 struct Fed<korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, OVER, PANEL, ROW, LAST, FETCHES, IS_PARTIAL>, BLOCK,
            Windows, Finish> {
   typedef korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, OVER, PANEL, ROW, LAST, FETCHES, IS_PARTIAL> K;
@@ -70,21 +70,18 @@ struct Fed<korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, OVER, PA
   Finish finish;
   long first, terms;
 
-  KORCH_INLINE long places() const { return OUT; }
-
   // The values of COUNT places from x on of row y, of NV blocks of 16 channels from number q on.
   template <int COUNT, long AT, int NV>
   KORCH_INLINE void compute(long q, long y, long x, Floats (&sum)[COUNT][NV]) const {
     constexpr long ALL = (COUNT - 1) * S + K::REACH;
-    const long left = (AT >= 0 ? AT : x) * S - BEFORE, block = BLOCK;
-    [[maybe_unused]] const long row = ROW, last = LAST, wide = K::width(places());
+    const long left = (AT >= 0 ? AT : x) * S - BEFORE;
     windows(q, y, [&](const auto* a, const float* w, long from) __attribute__((always_inline)) {
       a += (AT >= 0 ? AT : x) * (S * UNIT);
-      if (FETCHES && from == last) {  // the data of the row below: prefetchers don't predict it, as channels alternate
+      if (FETCHES && from == LAST) {  // the data of the row below: prefetchers don't predict it, as channels alternate
 #pragma GCC unroll 2
         for (int n = 0; n < NV; ++n)
 #pragma GCC unroll 64
-          for (long p = 0; p < ALL; ++p) __builtin_prefetch(a + S * row + p * UNIT + n * block, 0, 2);
+          for (long p = 0; p < ALL; ++p) __builtin_prefetch(a + S * ROW + p * UNIT + n * BLOCK, 0, 2);
       }
 #pragma GCC unroll 2
       for (int n = 0; n < NV; ++n) {
@@ -93,8 +90,8 @@ struct Fed<korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, OVER, PA
         for (int k = 0; k < KW; ++k) v[k] = korch::load<float, 16>(w + n * PANEL + k * EDGE);
 #pragma GCC unroll 64
         for (long p = 0; p < ALL; ++p) {
-          if (AT == korch::ANYWHERE ? left + p < 0 || left + p >= wide : K::template is_outside<COUNT, AT>(p, wide)) continue;
-          Floats read = korch::load<float, 16>(a + p * UNIT + n * block);
+          if (AT == korch::ANYWHERE ? left + p < 0 || left + p >= K::WIDTH : K::template is_outside<AT>(p)) continue;
+          Floats read = korch::load<float, 16>(a + p * UNIT + n * BLOCK);
           KORCH_KEEP(read);
 #pragma GCC unroll 16
           for (int k = 0; k < KW; ++k) {
@@ -111,7 +108,7 @@ struct Fed<korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, OVER, PA
   }
   KORCH_ALONE Floats values(long row, long k) const {
     Floats sum[1][1] = {};
-    compute<1, korch::ANYWHERE, 1>(k / EDGE, (first + row) / places(), (first + row) % places(), sum);
+    compute<1, korch::ANYWHERE, 1>(k / EDGE, (first + row) / OUT, (first + row) % OUT, sum);
     return sum[0][0];
   }
 
@@ -132,13 +129,13 @@ struct Fed<korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, OVER, PA
     });
   }
   KORCH_INLINE void make(Cursor& at, uint16_t* to, long apart) const {
-    const long out = places(), y = (first + at.row) / out, x = (first + at.row) % out;
+    const long y = (first + at.row) / OUT, x = (first + at.row) % OUT;
     if (at.k + EDGE < terms) make_places<2>(at.k / EDGE, y, x, at.row, to, apart);
     else make_places<1>(at.k / EDGE, y, x, at.row, to, apart);
-    at.advance(at.row + korch::smaller(R, out - x));
+    at.advance(at.row + korch::smaller(R, OUT - x));
   }
 };
-template <class K, auto BLOCK, class Windows, class Finish>
+template <class K, long BLOCK, class Windows, class Finish>
 KORCH_INLINE Fed<K, BLOCK, Windows, Finish> fed_rows(const Windows& windows, const Finish& finish, long first, long terms) {
   return {windows, finish, first, terms};
 }

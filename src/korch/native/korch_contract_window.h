@@ -11,7 +11,7 @@ namespace korch {
 // use the cache sets of the elements being read; 48 is about 8 % faster on an AMD EPYC of family 25.
 inline constexpr long PLACES_AHEAD = 48;
 
-inline constexpr long INSIDE = -1, ANYWHERE = -2, ENDING = -3, WHOLE = -4;
+inline constexpr long INSIDE = -1, ANYWHERE = -2;
 
 // A row of OUT places, R at a time. Windows have REACH columns and begin S apart; the first one begins BEFORE columns ahead
 // of an image row of WIDTH columns. `tile` is called for COUNT places: from AT on if AT >= 0, which is known at compile
@@ -46,21 +46,18 @@ struct RowTiles {
 // columns of a window are adjacent. If FETCHES, two things are prefetched: the places that results are soon stored to, and
 // the elements that are soon read of the last S rows of a window (rows are ROW apart, the last one is LAST after the first).
 // IS_PARTIAL says whether the channels may end inside of a vector.
-template <int W, int R, auto OUT, int KW, long S, long D, long UNIT, long BEFORE, long OVER, long PANEL, auto ROW, auto LAST,
+template <int W, int R, long OUT, int KW, long S, long D, long UNIT, long BEFORE, long OVER, long PANEL, long ROW, long LAST,
           bool FETCHES, bool IS_PARTIAL>
 struct WindowContraction {
   typedef Vec<float, W> V;
   static constexpr long REACH = (KW - 1) * D + 1;
-  typedef RowTiles<R, OUT, S, REACH, BEFORE, (OUT - 1) * S + REACH - BEFORE - OVER> Tiles;
+  static constexpr long WIDTH = (OUT - 1) * S + REACH - BEFORE - OVER;  // the elements of an image row
+  typedef RowTiles<R, OUT, S, REACH, BEFORE, WIDTH> Tiles;
 
-  // The elements of an image row.
-  static KORCH_INLINE constexpr long width(long out) { return (out - 1) * S + REACH - BEFORE - OVER; }
-
-  // COUNT places from AT on (see `RowTiles`), or the last ones of the row (ENDING), or the WHOLE row.
+  // COUNT places from AT on (see `RowTiles`).
   // `rows` calls a function for each row of the window, with its offsets in a and in b.
   template <int COUNT, long AT, bool IS_EDGE, class Sums, class Rows, typename A, typename B>
   static __attribute__((noinline)) void tile(const Sums& given, const Rows& window, const A* a, const B* b, long x, long n, long count) {
-    [[maybe_unused]] const long row = ROW, last = LAST, wide = width(OUT);
     const Sums sums = given;  // a local copy, which stores can't alias
     const Rows rows = window;
     if constexpr (AT >= 0) x = AT;
@@ -72,7 +69,7 @@ struct WindowContraction {
       for (long r = 0; r < COUNT; r += STEP) sums.fetch(x + PLACES_AHEAD + r, n);
 #pragma GCC unroll 32
       for (long r = 0; r < COUNT * S; r += STEP)
-        for (long y = last; y >= 0 && y > last - S * row; y -= row) __builtin_prefetch(first + y + (PLACES_AHEAD + r) * UNIT);
+        for (long y = LAST; y >= 0 && y > LAST - S * ROW; y -= ROW) __builtin_prefetch(first + y + (PLACES_AHEAD + r) * UNIT);
     }
     const auto read = [&](const A* at) __attribute__((always_inline)) {
       if constexpr (IS_EDGE) return load_some<float, W>(at, count);
@@ -90,7 +87,7 @@ struct WindowContraction {
         for (int k = 0; k < KW; ++k) v[k] = load<float, W>(w + k * W);
 #pragma GCC unroll 64
         for (long p = 0; p < (COUNT - 1) * S + REACH; ++p) {
-          if (is_outside<COUNT, AT>(p, wide)) continue;
+          if (is_outside<AT>(p)) continue;
           V x = read(line + p * UNIT);
           KORCH_KEEP(x);
 #pragma GCC unroll 16
@@ -106,7 +103,7 @@ struct WindowContraction {
 #pragma GCC unroll 16
           for (long r = 0; r < COUNT; ++r) {
             const long p = r * S + k * D, column = (AT >= 0 ? AT * S - BEFORE : left) + p;
-            if (AT != INSIDE && (column < 0 || column >= wide)) continue;
+            if (AT != INSIDE && (column < 0 || column >= WIDTH)) continue;
             sum[r][0] += v * read(line + p * UNIT);
           }
         }
@@ -116,10 +113,9 @@ struct WindowContraction {
   }
 
   // Whether column p of the windows of COUNT places is outside of the row; not for places ANYWHERE.
-  template <int COUNT, long AT>
-  static KORCH_INLINE constexpr bool is_outside(long p, long wide) {
-    if (AT >= 0) return AT * S - BEFORE + p < 0 || AT * S - BEFORE + p >= wide;
-    return (AT == WHOLE && p < BEFORE) || ((AT == ENDING || AT == WHOLE) && p >= (COUNT - 1) * S + REACH - OVER);
+  template <long AT>
+  static KORCH_INLINE constexpr bool is_outside(long p) {
+    return AT >= 0 && (AT * S - BEFORE + p < 0 || AT * S - BEFORE + p >= WIDTH);
   }
 
   // A row of places for one vector of channels.
