@@ -83,7 +83,7 @@ class Kernel:
         threading: which threads it runs on. A kernel with a state or a library is treated as `OWN`.
         program: the tile program, which says what memory each task accesses; None if unknown.
         size_input: the input of the model (64-bit integers) that is passed as the last buffer, after the workspace;
-            "" for none. A trimmed kernel reads from it for which size of a range it runs.
+            "" for none. A kernel whose loops end at sizes reads them from it.
         thread_bytes: the size of each thread's private part of the workspace, if the workspace consists of such
             parts, stored one after another; else 0.
         units: the sources of further units that this kernel calls, and that other kernels may call as well.

@@ -264,7 +264,7 @@ class _Binder:
             arena=arena.with_more(threads * thread_bytes),
         )
 
-    def place(self, moved: dict[int, Slot], is_trimmed: bool) -> ArenaPlan:
+    def place(self, moved: dict[int, Slot], is_partial: bool) -> ArenaPlan:
         """Plan the arena; extend `moved`, the places of buffers by their numbers.
 
         Kernels that compute only the needed rows read whole blocks, so they read some rows after the last written one
@@ -277,7 +277,7 @@ class _Binder:
             first = min(live[whole].first, part.first)
             live[whole] = replace(live[whole], first=first, last=max(live[whole].last, part.last))
         numbers = [i for i in live if i not in self.whole_of and i not in moved]
-        apart = [i for i in numbers if is_trimmed and i in self.mixed]
+        apart = [i for i in numbers if is_partial and i in self.mixed]
         arenas: list[ArenaPlan] = []
         for own in ([i for i in numbers if i not in apart], apart):
             start = sum(arena.size_bytes for arena in arenas)

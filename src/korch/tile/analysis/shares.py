@@ -1,4 +1,4 @@
-"""Divides the needed coordinates of a trimmed stage evenly among threads, though each task has many of them.
+"""Divides the needed coordinates of a stage evenly among threads, though each task has many of them.
 
 With 197 rows in tasks of 128, one of two threads would compute 128 rows and the other 69. So a thread's range may
 begin and end inside a task: any run of coordinates is computed as the first task, with the base pointers of all
