@@ -97,6 +97,7 @@ def cases() -> Iterator[tuple[str, bytes]]:
         (large, 2, "FLOAT", {"exclusive": 1, "reverse": 1}),
         *((square, axis, element, {}) for axis in (0, 1) for element in ("FLOAT", "INT64")),
         (square, 0, "FLOAT", {"exclusive": 1}),
+        ((2000, 500), 0, "FLOAT", {}),
         ((300, 5000), 0, "FLOAT", {}),
         ((16, 100_000), 0, "FLOAT", {"exclusive": 1, "reverse": 1}),
         ((8, 500, 33), 1, "FLOAT", {}),

@@ -79,12 +79,17 @@ def test_it_takes_the_chosen_elements(target, builder, rng):
             np.testing.assert_array_equal(own.astype(np.float64), expected.reshape(-1).astype(np.float64))
 
 
-def test_indices_out_of_range_choose_the_nearest_element(target, builder, rng):
-    checked = check_offers(PROVIDER, [group_of((2, 3), (2, 5), 1)], target, builder, rng)
+@pytest.mark.parametrize("integer", ["i32", "i64"])
+def test_indices_out_of_range_choose_the_nearest_element(integer, target, builder, rng):
+    """In vectors of elements and in those that are left over."""
+    checked = check_offers(PROVIDER, [group_of((2, 3), (2, 37), 1, integer=integer)], target, builder, rng)
     ((group, offer, kernel),) = checked
-    x, index = np.arange(6, dtype=np.float32).reshape(2, 3), np.array([[3, -4, 9, -9, 1], [2**40, 0, -(2**40), 2, -1]])
-    (found,) = run_kernel(kernel, group, offer, [x, index], builder)
-    np.testing.assert_array_equal(found, [[2, 0, 2, 0, 1], [5, 3, 3, 5, 5]])
+    large = np.array([2**40, -(2**40)]) if integer == "i64" else np.array([2**31 - 1, -(2**31)])
+    x, index = np.arange(6, dtype=np.float32).reshape(2, 3), rng.integers(-9, 9, (2, 37))
+    index[:, [0, 36]] = large
+    (found,) = run_kernel(kernel, group, offer, [x, index.astype(f"int{integer[1:]}")], builder)
+    nearest = np.clip(np.where(index < 0, index + 3, index), 0, 2)
+    np.testing.assert_array_equal(found, np.take_along_axis(x, nearest, 1))
 
 
 @pytest.mark.parametrize(

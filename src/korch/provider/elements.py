@@ -10,6 +10,7 @@ from korch.candidate.candidate import Group, Offer, Refusal
 from korch.primitive.types import row_major_strides
 from korch.provider.opaque import attributes_of, node_of
 from korch.schedule.blocks import cut, flat
+from korch.target import Target
 from korch.tile.cpp.text import C_TYPE
 from korch.tile.ir.index import ZERO, Expr, add, scale, var
 from korch.tile.ir.program import At, Axis, Buffer, Level, Load, Loop, Pass, Stage, Store, TileProgram
@@ -22,7 +23,7 @@ ELEMENTS = 256
 """A task takes several rows up to this number of elements."""
 
 
-def offer_elements(group: Group) -> tuple[Offer, ...] | Refusal:
+def offer_elements(group: Group, _target: Target) -> tuple[Offer, ...] | Refusal:
     """Offer a `GatherElements` in plain layouts."""
     if any(value not in group.position for value in group.body.primitives[0].inputs):
         return Refusal("the elements or the indices are constants")
@@ -32,7 +33,7 @@ def offer_elements(group: Group) -> tuple[Offer, ...] | Refusal:
     return (Offer(*group.plain_layouts),)
 
 
-def elements_program(group: Group, machine: Machine) -> TileProgram:
+def elements_program(group: Group, machine: Machine, _variant: str = "") -> TileProgram:
     """Return the program of the offer."""
     body = group.body
     data, index = body.primitives[0].inputs

@@ -29,7 +29,12 @@ LEAST_STREAM_BYTES = 16 << 20
 """Outputs of fewer bytes are always written through the caches, however small the caches are."""
 
 
-WHOLE: dict[str, tuple[Callable[[Group], tuple[Offer, ...] | Refusal], Callable[[Group, Machine], TileProgram]]] = {
+Offered = Callable[[Group, Target], tuple[Offer, ...] | Refusal]
+
+Lowered = Callable[[Group, Machine, str], TileProgram]
+"""Returns the program of an offer, given its variant."""
+
+WHOLE: dict[str, tuple[Offered, Lowered]] = {
     "TopK": (offer_top, top_program),
     "GatherElements": (offer_elements, elements_program),
     "CumSum": (offer_running, running_program),
@@ -61,7 +66,7 @@ class GeneratedProvider:
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         """Offer the group in each suitable layout."""
         if (operator := operator_of(group.body.primitives)) in WHOLE:
-            return WHOLE[operator][0](group)
+            return WHOLE[operator][0](group, target)
         for primitive in group.body.primitives:
             if primitive.row.category in (Category.LINEAR, Category.OPAQUE):
                 return Refusal(f"{primitive.op} is not generated")
@@ -84,7 +89,7 @@ class GeneratedProvider:
             TextLimitError: the kernel's source would be too long.
         """
         if (operator := operator_of(group.body.primitives)) in WHOLE:
-            return WHOLE[operator][1](group, machine)
+            return WHOLE[operator][1](group, machine, offer.variant)
         return lower(group.body, offer.inputs, offer.outputs, machine, offer.variant == "keep")
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:

@@ -20,6 +20,7 @@ from korch.primitive.types import DType
 from korch.provider.opaque import attributes_of, node_of
 from korch.schedule.blocks import arranged, cut, flat
 from korch.system.alignment import ceil_div, round_up
+from korch.target import Target
 from korch.tile.cpp.text import C_TYPE
 from korch.tile.ir.index import ZERO, Expr, Ranges, add, constant, scale, var
 from korch.tile.ir.program import (
@@ -59,6 +60,9 @@ PART_POINTS = 4 * TASK_POINTS
 
 PART = 256
 """The most elements of a part of a row."""
+
+WHOLE = "whole"
+"""The variant whose sequences are not cut."""
 
 COMBINES = {"CumSum": ("add", 0), "CumProd": ("mul", 1)}
 """By operator: the operation and the first result."""
@@ -115,18 +119,23 @@ def _store(at: At, value: str) -> Store:
     return Store(at.buffer, at.index, value)
 
 
-def offer_running(group: Group) -> tuple[Offer, ...] | Refusal:
-    """Offer a `CumSum` or `CumProd` in plain layouts."""
+def offer_running(group: Group, target: Target) -> tuple[Offer, ...] | Refusal:
+    """Offer a `CumSum` or `CumProd` in plain layouts, and in one part where it would be cut along an outer axis.
+
+    Cut sequences are read one and a half times, which takes longer if another process uses one of the cores.
+    """
     data, axis = group.body.primitives[0].inputs
     if data not in group.position or axis not in group.body.constants:
         return Refusal("the elements are constants, or the axis is none")
     type_ = group.body.types[data]
     if type_.dtype not in C_TYPE or not type_.size:
         return Refusal("there are no elements, or of a type that is not generated")
-    return (Offer(*group.plain_layouts),)
+    offer = Offer(*group.plain_layouts)
+    is_cut = len(running_program(group, Machine.of(target)).stages) == 2
+    return (offer, replace(offer, variant=WHOLE)) if is_cut else (offer,)
 
 
-def running_program(group: Group, machine: Machine) -> TileProgram:
+def running_program(group: Group, machine: Machine, variant: str = "") -> TileProgram:
     """Return the program of the offer."""
     body, primitive = group.body, group.body.primitives[0]
     data, place = primitive.inputs
@@ -138,7 +147,7 @@ def running_program(group: Group, machine: Machine) -> TileProgram:
     running = _Running(x, body.types[data].dtype, *COMBINES[node.op_type], int(not is_exclusive), is_reverse)
     rows, size, columns = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
     # Products are not cut into parts: that of a part may overflow although an element before it is 0.
-    is_cut = running.op == "add"
+    is_cut = running.op == "add" and variant != WHOLE
     part = min(PART, size // machine.lanes // SQUARE * SQUARE) if is_cut else 0
     if columns == 1 and not is_reverse and rows >= machine.lanes:
         stages, tiles = _rows(running, rows, size, machine.lanes)

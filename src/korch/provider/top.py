@@ -8,6 +8,7 @@ from __future__ import annotations
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.primitive.types import DType, ValueType
 from korch.provider.opaque import attributes_of, node_of
+from korch.target import Target
 from korch.tile.ir.program import Axis, Buffer, Level, Stage, TileProgram
 from korch.tile.ir.sort import Top
 from korch.tile.lower.staging import Machine
@@ -16,7 +17,7 @@ ORDERED = (DType.F32, DType.F64, DType.I64, DType.I32, DType.I16, DType.I8, DTyp
 """Element types whose values kernels can compare; 16-bit floats are stored as integers and can't be compared so."""
 
 
-def offer_top(group: Group) -> tuple[Offer, ...] | Refusal:
+def offer_top(group: Group, _target: Target) -> tuple[Offer, ...] | Refusal:
     """Offer a `TopK` along the last axis, in plain layouts, so that each row is contiguous."""
     node = node_of(group.body.primitives[0])
     rows = ValueType.parse(node.inputs[0])
@@ -32,7 +33,7 @@ def offer_top(group: Group) -> tuple[Offer, ...] | Refusal:
     return (Offer(*group.plain_layouts),)
 
 
-def top_program(group: Group, machine: Machine) -> TileProgram:
+def top_program(group: Group, machine: Machine, _variant: str = "") -> TileProgram:
     """Return the program of the offer: each task processes one row."""
     body = group.body
     primitives = {p.output: p for p in body.primitives}

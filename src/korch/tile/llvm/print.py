@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from korch.primitive.types import DType
 from korch.ranges.live import Count
 from korch.system.content_name import content_name
 from korch.target import Target
@@ -32,7 +31,6 @@ from korch.tile.ir.index import ROWS, Expr
 from korch.tile.ir.parameters import PART, whole
 from korch.tile.ir.program import (
     Apply,
-    At,
     Axis,
     Buffer,
     Contract,
@@ -46,7 +44,8 @@ from korch.tile.ir.program import (
     refused,
     written_by,
 )
-from korch.tile.llvm.arithmetic import KIND, OPS, is_signed
+from korch.tile.llvm.arithmetic import KIND, OPS
+from korch.tile.llvm.chosen import chosen_iteration, copied_elements, copy_chosen, nearest_iteration
 from korch.tile.llvm.emit import Emit, SsaValue, constant
 from korch.tile.llvm.index import ROW_TABLE, Env, end_of, index_of
 from korch.tile.llvm.isa import ISAS, Isa
@@ -344,26 +343,23 @@ class _Printer:
             self._steps(step.body, (*grid, axis), {**env, axis.name: i})
 
         if step.only is None:
-            emit.loop(emit.index(0), end_of(emit, axis, axis.extent, env), 1, body)
-            return
-        at = self._number(step.only, env)
-        size = emit.index(axis.extent)
-        if step.is_nearest:  # a negative number counts from the end
-            at = emit.select(emit.test("icmp slt", at, emit.index(0)), emit.add(at, size), at)
-            body(emit.most(emit.index(0), emit.least(at, emit.index(axis.extent - 1))))
-        else:
-            emit.branch(emit.test("icmp ult", at, size), lambda: body(at))
+            begin, end = emit.index(0), end_of(emit, axis, axis.extent, env)
+            if (copied := copied_elements(step)) is not None:
+                lanes = self.context.lanes
+                whole = emit.add(end, emit.times(emit.rest(end, lanes), -1))
 
-    def _number(self, at: At, env: Env) -> SsaValue:
-        """Print the load of an integer."""
-        emit, buffer = self.emit, self.program.buffer(at.buffer)
-        kind = stored_kind(buffer)
-        place = emit.place(kind, self.context.bases[at.buffer], index_of(emit, at.index, env))
-        self.context.era += 1
-        found = emit.load(kind, 1, place, buffer.dtype.size_bytes, emit.depth, self.context.era)
-        if buffer.dtype.is_float or buffer.dtype is DType.BOOL:
-            raise refused(f"the number of an iteration in buffer {buffer.name} is no integer")
-        return emit.convert("sext" if is_signed(buffer.dtype) else "zext", found, "i64")
+                def vector(i: SsaValue) -> None:
+                    copy_chosen(self.context, axis, copied, grid, {**env, axis.name: i})
+
+                emit.loop(begin, whole, lanes, vector)
+                begin = whole
+            emit.loop(begin, end, 1, body)
+            return
+        at = chosen_iteration(self.context, step.only, env)
+        if step.is_nearest:
+            body(nearest_iteration(self.context, at, axis.extent))
+        else:
+            emit.branch(emit.test("icmp ult", at, emit.index(axis.extent)), lambda: body(at))
 
     def _call_stage(self, i: int, buffers: SsaValue, begin: SsaValue, end: SsaValue, me: SsaValue) -> None:
         emit, given = self.emit, []
