@@ -59,20 +59,6 @@ def test_what_was_built_is_found_again(fresh, tmp_path, monkeypatch):
         fresh.library([GOOD, OTHER + "\n"])
 
 
-def test_sources_that_only_call_kernels_are_optimized_less(optimized, fresh, monkeypatch):
-    levels = {}
-
-    def note(command, folder, *rest):
-        if "-c" in command:
-            source = (folder / command[command.index("-c") + 1]).read_text("utf-8")
-            levels[source] = [flag for flag in command if flag.startswith("-O")][-1]
-
-    monkeypatch.setattr(compiler, "run_compiler", note)
-    caller = f"{compiler.ONLY_CALLS}\n{OTHER}"
-    fresh.compile([GOOD, caller])
-    assert levels == {GOOD: "-O3", caller: "-O1"}
-
-
 WITH_HEADER = '#include "korch_onednn.h"\n' + GOOD
 OTHER_WITH_HEADER = '#include "korch_onednn.h"\n' + OTHER
 needs_onednn = pytest.mark.skipif(

@@ -23,18 +23,21 @@ static void write(int stage, void* const*, long begin, long end, long) {
   for (long i = begin; i < end; ++i) (stage == 0 ? first : second)[i] += stage == 0 ? i : first[5 - i];
 }
 
-#include "korch_plan.h"
-namespace plan {
-constexpr int QUEUES = THREADS;
-const step STEPS[] = {{nullptr, nullptr, write, nullptr, nullptr, 0, false}};
-const int64_t FIRST_TASKS[] = {0, 2, 4, 6};
-#define PART(me) 2 * me, 2 * me + 2
-const task TASKS[] = {{0, 0, PART(0), 0}, {0, 1, PART(0), 0}, {0, 0, PART(1), 1},
-                      {0, 1, PART(1), 1}, {0, 0, PART(2), 1}, {0, 1, PART(2), 1},
-                      {0, 0, 0, 0, 2}};
-const wait WAITS[] = {{2, ENDED}, {0, ENDED}};
-}
 #include "korch_tasks.h"
+static const plan::step STEP = {nullptr, nullptr, write, nullptr, nullptr, 0, false};
+static const int64_t FIRST_TASKS[] = {0, 2, 4, 6};
+#define PART(me) 2 * me, 2 * me + 2
+static const plan::task TASKS[] = {{0, 0, PART(0), 0}, {0, 1, PART(0), 0}, {0, 0, PART(1), 1},
+                                   {0, 1, PART(1), 1}, {0, 0, PART(2), 1}, {0, 1, PART(2), 1},
+                                   {0, 0, 0, 0, 2}};
+static const plan::wait WAITS[] = {{2, ENDED}, {0, ENDED}};
+static korch_plan made() {
+  korch_plan plan = {};
+  plan.steps = {1, &STEP}, plan.first_tasks = {4, FIRST_TASKS}, plan.tasks = {7, TASKS}, plan.waits = {2, WAITS};
+  plan.queues = THREADS;
+  return plan;
+}
+static const korch_plan queues = made();
 
 static korch::Count met[THREADS], ended[THREADS];
 static korch::Team team{met, THREADS, 1000};
@@ -55,7 +58,7 @@ static void* work(void* number) {
   korch::Member own = korch::member(team, me, THREADS, 0);
   for (uint32_t turn = 0; turn < TURNS; ++turn) {
     const uint32_t before[] = {2 * turn, 2 * turn, 2 * turn};
-    korch_tasks::run_queue(0, int(me), nullptr, nullptr, ended, before, team);
+    korch_tasks::run_queue(queues, 0, int(me), nullptr, nullptr, ended, before, team);
     own.meet();
     void* const buffers[] = {sums};
     sum(buffers, own);

@@ -20,6 +20,7 @@ from korch.report.task_spans import TaskRun, TaskSpan
 from korch.report.threads import watch_threads
 from korch.runtime.executable import Executable
 from korch.runtime.report import Report
+from tests.runtime.runtime_plans import tables_of
 from tests.runtime.test_descheduled import artifact  # noqa: F401, a fixture
 
 needs_gcc = pytest.mark.skipif(
@@ -70,7 +71,7 @@ def test_a_real_run_has_tasks_waits_and_a_critical_path(artifact: Path, tmp_path
             break
     else:
         pytest.skip("other processes had the cores in all runs, so that one thread ran all kernels")
-    count = int(re.search(r" TASK_COUNT = (\d+)", Executable.load(artifact).sources["main.cpp"])[1])  # type: ignore[index]
+    count = int(re.search(r"@tasks = private constant \[(\d+) x", tables_of(Executable.load(artifact).sources))[1])  # type: ignore[index]
     for run in runs:
         if {s.thread for s in run.tasks.values()} != {0, 1, 2, 3}:
             continue  # other processes had the cores, and one thread ran all kernels

@@ -332,3 +332,9 @@ def random_arrays(graph, seed=0):
         type_ = graph.types[value]
         arrays.append(np.asarray(rng.uniform(0, 4, type_.shape)).astype(type_.dtype.numpy))
     return arrays
+
+
+def tables_of(sources):
+    """Return the tables of the only plan among an artifact's sources."""
+    (text,) = (text for name, text in sources.items() if name.startswith("plan_"))
+    return text

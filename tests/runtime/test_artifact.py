@@ -27,7 +27,7 @@ from korch.runtime.record import ModelRecord
 from korch.runtime.report import Report
 from tests.runtime import runtime_plans as plans
 
-MEMBERS = ("library.so", "plan.json", "report.json", "weights.safetensors", "sources/main.cpp")
+MEMBERS = ("library.so", "plan.json", "report.json", "weights.safetensors", "sources/plans.ll")
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_an_artifact_is_read_as_it_was_written(path, content, tmp_path):
     assert found.plan.model == ModelRecord("/models/m.onnx", "0" * 64)
     assert found.plan.certificate == {"status": "optimal", "gap": "inf"}
     assert found.plan.weights_bytes == (32 + 20) * 4
-    assert found.sources["main.cpp"].startswith("/* The C interface")
+    assert found.sources["korch.h"].startswith("/* The C interface")
     archive_of(found).write(tmp_path / "again.korch")
     assert (tmp_path / "again.korch").read_bytes() == content
 
@@ -191,9 +191,9 @@ def test_another_archive_is_no_artifact(path):
 
 
 def test_a_member_that_was_exchanged_is_refused(path):
-    repack(path, **{"sources/main.cpp": lambda data: data + b"// harmless\n"})
+    repack(path, **{"sources/plans.ll": lambda data: data + b"; harmless\n"})
     assert message(path) == (
-        "sources/main.cpp: it is not what was written: its checksum differs. Build the artifact again"
+        "sources/plans.ll: it is not what was written: its checksum differs. Build the artifact again"
     )
 
 

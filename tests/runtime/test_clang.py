@@ -25,6 +25,7 @@ from korch.primitive import reference
 from korch.runtime.build import build
 from korch.runtime.executable import Executable
 from korch.target import detect_target
+from tests.runtime.runtime_plans import tables_of
 from tests.runtime.test_tasks import arrays, network, steps_of
 graph, target = network(), detect_target(2, find_compiler().identity)
 builder = Builder(target.isa, Path(sys.argv[1]))
@@ -35,7 +36,7 @@ except CompileError:
     sys.exit("it has no OpenMP library")
 steps = steps_of(graph, target)
 joins, tasks = (Executable(build(graph, steps, target, builder, parts=parts)) for parts in (0, 3))
-assert "SEGMENT_COUNT = 1" in tasks.sources["main.cpp"]
+assert "@segments = private constant [1 x" in tables_of(tasks.sources)
 for seed in range(20):
     for expected, found in zip(joins(*arrays(seed)), tasks(*arrays(seed)), strict=True):
         assert np.array_equal(expected, found)

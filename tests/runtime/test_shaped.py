@@ -158,9 +158,9 @@ PROGRAM_IN_C = r"""
 #include "korch.h"
 int main(void) {
     int64_t plans, inputs;
-    const korch_plan *plan = korch_plans(&plans);
+    const korch_plan *const *plan = korch_plans(&plans);
     for (int64_t i = 0; i < plans; ++i) {
-        const korch_tensor *x = plan[i].inputs(&inputs);
+        const korch_tensor *x = korch_inputs(plan[i], &inputs);
         printf("%s %d %d\n", x->name, (int)x->shape[0], (int)x->shape[1]);
     }
     return korch_abi_version() != KORCH_ABI_VERSION;

@@ -8,17 +8,17 @@ from korch.errors import CompileError
 from korch.measure.toolchain import find_compiler
 from korch.provider.provider import Kernel
 from korch.runtime.bind import bind_steps
-from korch.runtime.source import c_string, native_text, print_main
+from korch.runtime.source import llvm_string, native_text, print_plan
 from korch.system.libraries import find_library
 from tests.runtime import runtime_plans as plans
 
 
 @pytest.mark.parametrize(
-    ("text", "literal"),
-    [("x", '"x"'), ('a"b\\c', '"a\\042b\\134c"'), ("??/\n1", '"\\077\\077/\\0121"'), ("é", '"\\303\\251"')],
+    ("text", "constant"),
+    [("x", r'c"x\00"'), ('a"b\\c', r'c"a\22b\5Cc\00"'), ("??/\n1", r'c"??/\0A1\00"'), ("é", r'c"\C3\A9\00"')],
 )
-def test_names_become_c_strings(text, literal):
-    assert c_string(text) == literal
+def test_names_become_constants(text, constant):
+    assert llvm_string(text) == constant
 
 
 def test_names_survive_the_library(make_executable):
@@ -32,34 +32,36 @@ def test_names_survive_the_library(make_executable):
     np.testing.assert_array_equal(found, [-1, -1])
 
 
-def test_the_main_source_depends_on_nothing_but_the_plan(target):
+def test_a_plan_is_tables_that_depend_on_nothing_but_the_plan(target):
     plan = plans.state()
-    program = bind_steps(plan.graph, plan.steps)
-    text = print_main(plan.graph, program, target)
-    assert text == print_main(plan.graph, bind_steps(plan.graph, plan.steps), target)
-    assert text.count("k_state_create(int, char *, size_t);") == 1
-    assert "{k_state_run, nullptr, nullptr, k_state_create, k_state_destroy, 2, true},\n" in text
+    name, text = print_plan(plan.graph, bind_steps(plan.graph, plan.steps), target)
+    assert (name, text) == print_plan(plan.graph, bind_steps(plan.graph, plan.steps), target)
+    assert text.count("declare void @k_state_create()") == 1
+    assert "ptr @k_state_run, ptr null, ptr null, ptr @k_state_create, ptr @k_state_destroy, i64 2, i64 1 }" in text
+    assert f"@{name} = hidden constant" in text
+    assert "define" not in text
 
 
 def test_the_artifacts_sources_compile_alone(make_artifact, tmp_path):
     artifact = make_artifact(plans.state())
-    names = ("", "_apart", "_cores", "_interrupts", "_oversubscription", "_team", "_wait")
-    headers = [f"korch{name}.h" for name in names]
-    assert sorted(artifact.sources) == ["k_state.cpp", *headers, "main.cpp"]
+    names = ("", "_apart", "_cores", "_interrupts", "_oversubscription", "_plan", "_tasks", "_team", "_wait")
+    headers = {f"korch{name}.h" for name in names}
+    (plan,) = {*artifact.sources} - {"k_state.cpp", "korch_runtime.cpp", "plans.ll"} - headers
+    assert plan.startswith("plan_")
     for name, text in artifact.sources.items():
         (tmp_path / name).write_text(text)
     found = find_compiler()
     command = [*found.command, *found.openmp, "-std=c++20", "-fsyntax-only", "-Wall", "-Werror"]
-    for name in ("main.cpp", "k_state.cpp"):
+    for name in ("korch_runtime.cpp", "k_state.cpp"):
         subprocess.run([*command, name], cwd=tmp_path, check=True)
 
 
 def test_the_headers_that_kernels_include_are_among_the_sources(make_artifact):
     plan = plans.scalar()
     kernel = plan.steps[0].kernel
-    including = replace(kernel, source='#include "korch_plan.h"\n' + kernel.source)
+    including = replace(kernel, source='#include "korch_parts.h"\n' + kernel.source)
     artifact = make_artifact(replace(plan, steps=(replace(plan.steps[0], kernel=including),)))
-    assert artifact.sources["korch_plan.h"] == native_text("korch_plan.h")
+    assert artifact.sources["korch_parts.h"] == native_text("korch_parts.h")
 
 
 def test_the_interface_is_plain_c(tmp_path):

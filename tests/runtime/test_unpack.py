@@ -92,7 +92,7 @@ def test_the_manifest_says_what_is_needed_and_seals_the_rest(pack, tmp_path):
     manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
     files = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
     assert files == {"manifest.json", *manifest["sha256"]}
-    assert {"library.so", "korch.h", "weights.bin", "plans/0.json", "sources/main.cpp"} < files
+    assert {"library.so", "korch.h", "weights.bin", "plans/0.json", "sources/plans.ll"} < files
     for name, digest in manifest["sha256"].items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
     assert manifest["threads"] == found.threads == 2

@@ -47,9 +47,6 @@ LATE = 1.5
 PATIENCE_SECONDS = 60.0
 """It may take at least this long, as long as it computes."""
 
-ONLY_CALLS = "// Compiled with -O1: it calls kernels, and is no faster at higher levels, which take twice as long."
-"""A source that contains this line is compiled with -O1."""
-
 LLVM_WORK = 0.03
 """The work to compile a kernel that is printed as LLVM IR, of that for a long kernel in C++."""
 
@@ -276,8 +273,15 @@ class Builder:
                 return
             text = temporary.with_suffix(".cpp")
             text.write_text(source)
-            flags = (*self.flags, "-O1") if ONLY_CALLS in source else self.flags
-            command = [*self.compiler.command, *flags, *self._include(source), "-c", text.name, "-o", temporary.name]
+            command = [
+                *self.compiler.command,
+                *self.flags,
+                *self._include(source),
+                "-c",
+                text.name,
+                "-o",
+                temporary.name,
+            ]
             self._run(command, temporary, stop)
 
         try:

@@ -1,8 +1,7 @@
 /* The C interface of a library that Korch builds.
  *
- * A library holds one plan, or several plans for different shapes of the inputs, which share kernels. A
- * library with several plans exports only `korch_abi_version` and `korch_plans`. `korch_create` takes the
- * packed constants (the tensors of the artifact's weights.safetensors, in the order of `korch_constants`;
+ * A library holds one plan, or several plans for different shapes of the inputs, which share kernels. `korch_create`
+ * takes the packed constants (the tensors of the artifact's weights.safetensors, in the order of `korch_constants`;
  * for one of several plans, those that program.json names), allocates the arena and prepares every kernel.
  * `korch_run` does not allocate memory and only runs kernels.
  *
@@ -20,7 +19,7 @@
 extern "C" {
 #endif
 
-#define KORCH_ABI_VERSION 3
+#define KORCH_ABI_VERSION 4
 
 /* A model input, a model output or a packed constant. */
 typedef struct {
@@ -31,20 +30,26 @@ typedef struct {
     int64_t size_bytes;
 } korch_tensor;
 
+/* A plan. Where a function takes one, null stands for the first plan. */
+typedef struct korch_plan korch_plan;
+
 /* The version of this interface that the library was built with. */
 int korch_abi_version(void);
 
+/* All plans. Use the plan whose inputs have the shapes of your inputs. */
+const korch_plan *const *korch_plans(int64_t *count);
+
 /* Descriptions, in the order in which pointers are passed. */
-const korch_tensor *korch_inputs(int64_t *count);
-const korch_tensor *korch_outputs(int64_t *count);
-const korch_tensor *korch_constants(int64_t *count);
+const korch_tensor *korch_inputs(const korch_plan *plan, int64_t *count);
+const korch_tensor *korch_outputs(const korch_plan *plan, int64_t *count);
+const korch_tensor *korch_constants(const korch_plan *plan, int64_t *count);
 
 /* The symbol of each kernel, in the order in which they run; "" for a step that runs nothing: a concatenation
  * whose operands are written directly into its result. */
-const char *const *korch_kernels(int64_t *count);
+const char *const *korch_kernels(const korch_plan *plan, int64_t *count);
 
 /* The size of the arena that a handle allocates, in bytes. */
-int64_t korch_arena_bytes(void);
+int64_t korch_arena_bytes(const korch_plan *plan);
 
 /* Prepare to run.
  *
@@ -52,7 +57,8 @@ int64_t korch_arena_bytes(void);
  * threads: the OpenMP threads of every run, at most 1024; the number that the artifact was built for.
  * error: receives a message, truncated to error_size bytes, if null is returned.
  */
-void *korch_create(const void *const *constants, int threads, char *error, size_t error_size);
+void *korch_create(const korch_plan *plan, const void *const *constants, int threads, char *error,
+                   size_t error_size);
 
 /* Run once. Inputs and outputs are dense, row-major, and aligned to their element's size; no output may
  * overlap another tensor. Calls on the same handle are serialized; calls on different handles run
@@ -74,23 +80,6 @@ extern int korch_catches_interrupts;
 
 /* Free a handle of korch_create. Null is allowed. */
 void korch_destroy(void *handle);
-
-/* The functions above, for one plan. */
-typedef struct {
-    const korch_tensor *(*inputs)(int64_t *count);
-    const korch_tensor *(*outputs)(int64_t *count);
-    const korch_tensor *(*constants)(int64_t *count);
-    const char *const *(*kernels)(int64_t *count);
-    int64_t (*arena_bytes)(void);
-    void *(*create)(const void *const *constants, int threads, char *error, size_t error_size);
-    int (*run)(void *handle, const void *const *inputs, void *const *outputs);
-    int (*run_timed)(void *handle, const void *const *inputs, void *const *outputs,
-                     int64_t *kernel_ns);
-    void (*destroy)(void *handle);
-} korch_plan;
-
-/* All plans. Use the plan whose inputs have the shapes of your inputs. */
-const korch_plan *korch_plans(int64_t *count);
 
 #ifdef __cplusplus
 }

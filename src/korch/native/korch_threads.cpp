@@ -130,7 +130,7 @@ void GOMP_barrier(void) {
     waited_ns += now_ns() - begin_ns;
 }
 
-/* The next five functions are called by `korch_runtime.h`, `korch_wait.h` and `korch_tasks.h`, when threads run steps of
+/* The next five functions are called by `korch_runtime.cpp`, `korch_wait.h` and `korch_tasks.h`, when threads run steps of
  * a plan in one region. */
 void korch_threads_task(int64_t task, int64_t step, int64_t stage, int64_t begin, int64_t end, int64_t since_ns) {
     if (sees_tasks) note_task({0, 0, task, step, stage, begin, end, since_ns, 0});

@@ -1,4 +1,4 @@
-"""Chosen kernels in order -> artifact: pack constants, plan the arena, generate the main source, compile, link."""
+"""Chosen kernels in order -> artifact: pack constants, plan the arena, print the plan's tables, compile, link."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from korch.runtime.artifact import Artifact
 from korch.runtime.bind import PlanStep, Program, Slot, SlotPlace, bind_steps
 from korch.runtime.machine import REQUIRED_FLAGS, Requirements
 from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
-from korch.runtime.source import INCLUDE, native_text, print_main
+from korch.runtime.source import INCLUDE, native_text, print_list, print_plan
 from korch.runtime.waiting import waiting_of
 from korch.runtime.weights import Weights
 from korch.segments.spill import forget
@@ -33,8 +33,8 @@ from korch.system.files import open_file
 from korch.target import Target
 
 logger = logging.getLogger("korch.runtime")
-MAIN = "main.cpp"
-"""The file name of the main source."""
+LIST, RUNTIME = "plans.ll", "korch_runtime.cpp"
+"""The file names of the list of a library's plans, and of what runs them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,8 @@ def build(
     sources |= {f"{content_name('unit', text)}.{suffix_of(text)}": text for text in sorted(units)}
     uses = uses_of(program, steps)
     segments = _segments(uses, target, parts)
-    sources[MAIN] = print_main(graph, program, target, segments)
+    name, tables = print_plan(graph, program, target, segments)
+    sources |= {f"{name}.ll": tables, LIST: print_list([name], target.isa), RUNTIME: native_text(RUNTIME)}
     libraries = {name for kernel in program.kernels for name in kernel.libraries}
     library = builder.library(list(sources.values()), sorted(libraries)).read_bytes()
     if any("iomp5" in flag for flag in builder.compiler.openmp):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from korch.measure.compiler import Builder
 from korch.primitive.op import Array
 from korch.runtime.artifact import Artifact
-from korch.runtime.build import MAIN
+from korch.runtime.build import LIST
 from korch.runtime.executable import Executable
 from korch.runtime.shaped import Shared
-from korch.runtime.source import print_plans, rename_plan
+from korch.runtime.source import PLAN, print_list
 from korch.runtime.weights import Weights
 
 
@@ -29,10 +30,10 @@ def combine(executables: Sequence[Executable], builder: Builder) -> tuple[list[A
     """
     artifacts = [executable.artifact for executable in executables]
     sources: dict[str, str] = {}
-    for i, artifact in enumerate(artifacts):
+    for artifact in artifacts:
         sources |= artifact.sources
-        sources[f"plan{i}.cpp"] = rename_plan(artifact.sources[MAIN], i)
-    sources[MAIN] = print_plans(len(artifacts))
+    names = [Path(name).stem for artifact in artifacts for name in artifact.sources if name.startswith(PLAN)]
+    sources[LIST] = print_list(names, builder.isa)
     libraries = {name for artifact in artifacts for name in artifact.plan.libraries}
     units = [text for name, text in sources.items() if name.endswith((".cpp", ".ll"))]
     library = builder.library(units, sorted(libraries - {"iomp5"})).read_bytes()

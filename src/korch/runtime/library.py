@@ -17,10 +17,7 @@ from korch.runtime.weights import Weights
 from korch.system.libraries import announce_onnxruntime, load_globally
 from korch.system.scratch import scratch_folder
 
-PLAN_FUNCTIONS = ("inputs", "outputs", "constants", "kernels", "arena_bytes", "create", "run", "run_timed", "destroy")
-"""The members of `korch_plan` in `korch.h`, in its order."""
-
-ABI_VERSION = 3
+ABI_VERSION = 4
 ERROR_BYTES = 1024
 INTERRUPTED = -1
 REBUILD = "Build the artifact again"
@@ -48,10 +45,6 @@ class _SymbolPlace(ctypes.Structure):
     )
 
 
-class _Plan(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_void_p) for name in PLAN_FUNCTIONS)
-
-
 class Library:
     """One plan of a loaded library.
 
@@ -62,34 +55,35 @@ class Library:
         kernels: the kernels' symbols in the order in which they run.
     """
 
-    def __init__(self, plan: _Plan, native: ctypes.CDLL) -> None:
+    def __init__(self, plan: int, native: ctypes.CDLL) -> None:
         """Read the tensors and kernels of a plan; `load_plans` makes the plans.
 
         Args:
-            plan: the plan's functions.
-            native: the library with these functions; it is unloaded when nothing refers to it any more.
+            plan: the plan's address.
+            native: the library that has it; it is unloaded when nothing refers to it any more.
         """
-        self._plan = plan
+        self.plan = ctypes.c_void_p(plan)
         self._native = native
         self.inputs = self._tensors("inputs")
         self.outputs = self._tensors("outputs")
         self.constants = self._tensors("constants")
         count = ctypes.c_int64()
-        names = self.function("kernels", ctypes.POINTER(ctypes.c_char_p))(ctypes.byref(count))
+        names = self.function("kernels", ctypes.POINTER(ctypes.c_char_p))(self.plan, ctypes.byref(count))
         self.kernels = tuple(names[i].decode() for i in range(count.value))
 
     def function(self, name: str, result: Any = ctypes.c_int) -> Callable[..., Any]:
-        """Return a function of the plan; its arguments are not checked."""
-        return ctypes.CFUNCTYPE(result)(getattr(self._plan, name))
+        """Return a function of the C interface; its arguments are not checked."""
+        return ctypes.CFUNCTYPE(result)(self.address(name))
 
     def address(self, name: str) -> int:
-        """Return the address of a function of the plan."""
-        found: int = getattr(self._plan, name)
+        """Return the address of a function of the C interface."""
+        found = ctypes.cast(getattr(self._native, f"korch_{name}"), ctypes.c_void_p).value
+        assert found is not None
         return found
 
     def _tensors(self, function: str) -> Tensors:
         count = ctypes.c_int64()
-        found = self.function(function, ctypes.POINTER(_Tensor))(ctypes.byref(count))
+        found = self.function(function, ctypes.POINTER(_Tensor))(self.plan, ctypes.byref(count))
         return tuple(
             (t.name.decode(), ValueType(tuple(t.shape[: t.rank]), DType(t.dtype.decode())))
             for t in found[: count.value]
@@ -112,7 +106,7 @@ class Handle:
         create = library.function("create", ctypes.c_void_p)
         error = ctypes.create_string_buffer(ERROR_BYTES)
         pointers = pointers_of(weights.pointers)
-        handle = create(pointers, ctypes.c_int(threads), error, ctypes.c_size_t(ERROR_BYTES))
+        handle = create(library.plan, pointers, ctypes.c_int(threads), error, ctypes.c_size_t(ERROR_BYTES))
         if not handle:
             raise ProviderError(
                 f"it can't be set up: {error.value.decode(errors='replace')}", "executable", hint="Build it again"
@@ -132,12 +126,12 @@ class Handle:
 
     @property
     def timed_address(self) -> int:
-        """The address of the plan's `run_timed`, for native code that calls it."""
+        """The address of `korch_run_timed`, for native code that calls it."""
         return self.library.address("run_timed")
 
     @property
     def run_address(self) -> int:
-        """The address of the plan's `run`, for native code that calls it."""
+        """The address of `korch_run`, for native code that calls it."""
         return self.library.address("run")
 
     def run(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
@@ -204,7 +198,7 @@ def load_plans(content: bytes, libraries: Iterable[str] = ()) -> list[Library]:
             hint="Build it again with this version of Korch",
         )
     count = ctypes.c_int64()
-    native.korch_plans.restype = ctypes.POINTER(_Plan)
+    native.korch_plans.restype = ctypes.POINTER(ctypes.c_void_p)
     plans = native.korch_plans(ctypes.byref(count))
     ctypes.c_int.in_dll(native, "korch_catches_interrupts").value = 1
     return [Library(plans[i], native) for i in range(count.value)]

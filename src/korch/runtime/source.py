@@ -1,30 +1,36 @@
-"""Program -> the C++ source of a library's main unit.
+"""Program -> the tables of a plan as a module of LLVM IR without code; the runtime (`korch_runtime.cpp`) walks them.
 
-The source consists of generated tables and a fixed runtime (`korch/native/`). It is self-contained, so an
-artifact's sources can be compiled without Korch. `korch.h` defines the C interface.
+`korch_plan.h` has the tables' types. Kernels are named by their functions, so linking a plan compiles nothing else.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from importlib.resources import files
 from typing import Any
 
 from korch.events.kernels import TaskStage
 from korch.events.schedule import TaskSegment
 from korch.events.text import format_tasks
-from korch.measure.compiler import ONLY_CALLS
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.types import ValueType
 from korch.provider.provider import Kernel, Threading
 from korch.provider.teams import team_refusal
 from korch.runtime.bind import Program, Slot, SlotPlace
-from korch.runtime.library import PLAN_FUNCTIONS
+from korch.system.content_name import content_name
 from korch.target import Target
+from korch.tile.llvm.isa import ISAS
+from korch.tile.llvm.print import MARK
 
 INCLUDE = re.compile(r'^#include "(korch[\w.]*)"', re.MULTILINE)
 """Matches an include of one of Korch's headers; the group is the header's name."""
+
+PLAN = "plan_"
+"""The beginning of the name of a plan, and of its file."""
+
+PLACES = list(SlotPlace)
+"""The numbers of places are their positions here, as in `korch_plan.h`."""
 
 
 def native_text(name: str) -> str:
@@ -32,10 +38,63 @@ def native_text(name: str) -> str:
     return files("korch").joinpath("native", name).read_text(encoding="utf-8")
 
 
-def print_main(
+class _Module:
+    """A module of constants."""
+
+    def __init__(self, isa: str) -> None:
+        self.head = f'{MARK}{isa}\ntarget triple = "{ISAS[isa].triple}"\n\n'
+        self.lines: list[str] = []
+        self.functions: dict[str, None] = {}
+        self._strings: dict[str, str] = {}
+
+    def function(self, name: str) -> str:
+        """Return a function that another object defines; "" is none."""
+        if not name:
+            return "ptr null"
+        self.functions[name] = None
+        return f"ptr @{name}"
+
+    def string(self, text: str) -> str:
+        """Return the address of a text."""
+        if text not in self._strings:
+            self._strings[text] = f"ptr @string{len(self._strings)}"
+            kind = f"[{len(text.encode()) + 1} x i8]"
+            self.lines.append(f"@string{len(self._strings) - 1} = private constant {kind} {llvm_string(text)}")
+        return self._strings[text]
+
+    def table(self, name: str, row: str, rows: Sequence[str]) -> str:
+        """Return the length and the address of a table of `row`s."""
+        self.lines += [f"@{name} = private constant [{len(rows)} x {row}] [", *(f"  {row} {r}," for r in rows[:-1])]
+        self.lines += [f"  {row} {rows[-1]}\n]"] if rows else ["]"]
+        return f"i64 {len(rows)}, ptr @{name}"
+
+    def numbers(self, name: str, rows: Sequence[Sequence[int]]) -> str:
+        """Return the length and the address of a table of structs of integers, all of the same length."""
+        width = len(rows[0]) if rows else 1
+        kind = f"{{ {', '.join(['i64'] * width)} }}"
+        return self.table(name, kind, [f"{{ {', '.join(f'i64 {n}' for n in row)} }}" for row in rows])
+
+    def tensors(self, name: str, tensors: Sequence[tuple[str, ValueType]]) -> str:
+        """Return the length and the address of a table of tensors."""
+        rows = []
+        for i, (label, type_) in enumerate(tensors):
+            shape = self.numbers(f"{name}{i}", [(n,) for n in type_.shape]).split(", ")
+            dtype = self.string(type_.dtype.value)
+            rows.append(f"{{ {self.string(label)}, {dtype}, {', '.join(shape)}, i64 {type_.size_bytes} }}")
+        return self.table(name, "{ ptr, ptr, i64, ptr, i64 }", rows)
+
+    def text(self, name: str, fields: Sequence[str]) -> str:
+        """Return the module with a struct of fields, which other objects of the library may refer to."""
+        kinds = ", ".join(field.split()[0] for field in ", ".join(fields).split(", "))
+        declared = [f"declare void @{name}()" for name in self.functions]
+        struct = f"@{name} = hidden constant {{ {kinds} }} {{ {', '.join(fields)} }}"
+        return self.head + "\n".join((*declared, *self.lines, struct, ""))
+
+
+def print_plan(
     graph: PrimitiveGraph, program: Program[Any], target: Target, segments: Sequence[TaskSegment] = ()
-) -> str:
-    """Return the main source of a library.
+) -> tuple[str, str]:
+    """Return the name of a plan, and the module that defines it.
 
     Args:
         graph: the model's graph, which has the constants' types.
@@ -49,63 +108,37 @@ def print_main(
     tasked = {entry.use.kernel.symbol for segment in segments for entry in segment.stages if _is_split(entry)}
     running = (slots for kernel, slots in _pairs(program) if kernel.symbol)
     flat = [slot for slots in running for slot in slots]
-    bindings = [i for i, s in enumerate(flat) if s.place in (SlotPlace.INPUT, SlotPlace.OUTPUT)]
-    copies = [f"{{{output}, {_slot(source)}}}" for output, source in program.copies]
-    sections = (
-        native_text("korch.h"),
-        ONLY_CALLS,
-        "".join(f'#include "korch_{name}.h"\n' for name in ("interrupts", "oversubscription")),
-        native_text("korch_plan.h"),
-        _declarations(program.kernels, tasked),
-        "namespace plan {\n",
-        _tensors("INPUT", program.inputs),
-        _tensors("OUTPUT", program.outputs),
-        _tensors("CONSTANT", constants),
-        _table("step", "STEP", _steps(program, tasked)),
-        _rows("const char *const", "SYMBOLS", [c_string(k.symbol) for k in program.kernels]),
-        _table("slot", "SLOT", [_slot(slot) for slot in flat]),
-        _table("int64_t", "BINDING", [str(i) for i in bindings]),
-        _table("copy", "COPY", copies, "COPIES"),
-        f"constexpr int64_t ARENA_BYTES = {program.arena.size_bytes};\n",
-        *_queues(segments, target),
-        "} // namespace plan\n",
-        native_text("korch_tasks.h"),
-        native_text("korch_runtime.h"),
-    )
-    return "\n".join(sections)
+    bindings = [(i,) for i, s in enumerate(flat) if s.place in (SlotPlace.INPUT, SlotPlace.OUTPUT)]
+    made = _Module(target.isa)
+    fields = [
+        made.tensors("inputs", program.inputs),
+        made.tensors("outputs", program.outputs),
+        made.tensors("constants", constants),
+        made.table("steps", "{ ptr, ptr, ptr, ptr, ptr, i64, i64 }", _steps(made, program, tasked)),
+        made.table("symbols", "ptr", [made.string(k.symbol).removeprefix("ptr ") for k in program.kernels]),
+        made.numbers("slots", list(map(_slot, flat))),
+        made.numbers("bindings", bindings),
+        made.numbers("copies", [(output, *_slot(source)) for output, source in program.copies]),
+        *_queues(made, segments),
+        f"i64 {program.arena.size_bytes}",
+        f"i64 {target.threads}",
+    ]
+    made.head += "".join(f"; {line}\n" for s in segments for line in format_tasks(s.graph).splitlines())
+    name = content_name(PLAN.rstrip("_"), made.text("plan", fields))
+    return name, made.text(name, fields)
 
 
-def rename_plan(main: str, i: int) -> str:
-    """Return the main source of a single plan, changed to be plan `i` of several plans in one library."""
-    return f"#define KORCH_PLAN(name) korch_plan{i}_##name\n{main}"
+def print_list(names: Sequence[str], isa: str) -> str:
+    """Return the module that lists the plans of a library."""
+    made = _Module(isa)
+    made.lines += [f"@{name} = external hidden constant i8" for name in dict.fromkeys(names)]
+    return made.text("korch_listed", [made.table("plans", "ptr", [f"@{name}" for name in names])])
 
 
-def print_plans(count: int) -> str:
-    """Return the main source of a library with several plans, each printed by `rename_plan`."""
-    declarations: list[str] = []
-    rows = []
-    for i in range(count):
-        # Each function has the type of the corresponding function in the interface for one plan.
-        declarations += (f"decltype(korch_{n}) korch_plan{i}_{n};\n" for n in PLAN_FUNCTIONS)
-        rows.append(f"{{{', '.join(f'korch_plan{i}_{n}' for n in PLAN_FUNCTIONS)}}}")
-    return "\n".join(
-        (
-            native_text("korch.h"),
-            ONLY_CALLS,
-            'extern "C" {\n',
-            "".join(declarations),
-            _table("korch_plan", "PLAN", rows),
-            "int korch_abi_version(void) { return KORCH_ABI_VERSION; }\n",
-            "const korch_plan *korch_plans(int64_t *count) {\n    *count = PLAN_COUNT;\n    return PLANS;\n}\n",
-            '} // extern "C"\n',
-        )
-    )
-
-
-def c_string(text: str) -> str:
-    """Return a C string literal; characters that are not printable ASCII are escaped."""
-    escaped = (chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\?' else f"\\{byte:03o}" for byte in text.encode())
-    return '"' + "".join(escaped) + '"'
+def llvm_string(text: str) -> str:
+    """Return a string constant of LLVM IR that ends with a zero."""
+    kept = (chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\' else f"\\{byte:02X}" for byte in text.encode())
+    return 'c"' + "".join(kept) + '\\00"'
 
 
 def _is_split(stage: TaskStage) -> bool:
@@ -113,49 +146,23 @@ def _is_split(stage: TaskStage) -> bool:
     return any(part.stage >= 0 for part in stage.parts)
 
 
-def _queues(segments: Sequence[TaskSegment], target: Target) -> Iterator[str]:
-    """Yield the events of the tasks as comments, and the tables of the queues.
-
-    Args:
-        segments: the kernels that run as tasks.
-        target: the machine, which gives the number of threads.
-    """
-    tasks: list[str] = []
-    waits: list[str] = []
-    first: list[str] = []
+def _queues(made: _Module, segments: Sequence[TaskSegment]) -> Iterator[str]:
+    """Yield the tables of the queues of tasks."""
+    tasks: list[tuple[int, ...]] = []
+    waits: list[tuple[int, int]] = []
+    first: list[tuple[int]] = []
     for segment in segments:
-        yield "".join(f"// {line}\n" for line in format_tasks(segment.graph).splitlines())
         for queue in segment.queues:
-            first.append(str(len(tasks)))
+            first.append((len(tasks),))
             for entry in queue:
                 stage = segment.stages[entry.task[0]]
                 part = stage.parts[entry.task[1]]
-                numbers = [stage.use.step, part.stage, part.begin, part.end, len(waits)]
-                tasks.append(f"{{{', '.join(map(str, numbers))}}}")
-                waits += [f"{{{other}, {ended}}}" for other, ended in entry.waits]
-    rows = [f"{{{segment.steps[0]}, {segment.steps[1]}}}" for segment in segments]
-    yield f"constexpr int QUEUES = {target.threads};\n"
-    yield _table("segment", "SEGMENT", rows)
-    yield _table("int64_t", "FIRST_TASK", [*first, str(len(tasks))])
-    yield _table("task", "TASK", [*tasks, f"{{0, 0, 0, 0, {len(waits)}}}"])
-    yield _table("wait", "WAIT", waits)
-
-
-def _declarations(kernels: Iterable[Kernel], tasked: Container[str]) -> str:
-    lines: dict[str, None] = {}
-    for kernel in kernels:
-        name = kernel.symbol
-        if not name:
-            continue
-        lines[f"int {name}_run(void *, void *const *);"] = None
-        if _has_team(kernel):
-            lines[f"int {name}_team(void *const *, korch::Member &);"] = None
-        if name in tasked:
-            lines[f"void {name}_task(int, void *const *, long, long, long);"] = None
-        if kernel.has_state:
-            lines[f"void *{name}_create(int, char *, size_t);"] = None
-            lines[f"void {name}_destroy(void *);"] = None
-    return 'extern "C" {\n' + "".join(f"{line}\n" for line in lines) + "}\n"
+                tasks.append((stage.use.step, part.stage, part.begin, part.end, len(waits)))
+                waits += entry.waits
+    yield made.numbers("segments", [segment.steps for segment in segments])
+    yield made.numbers("first_tasks", [*first, (len(tasks),)])
+    yield made.numbers("tasks", [*tasks, (0, 0, 0, 0, len(waits))])
+    yield made.numbers("waits", waits)
 
 
 def _has_team(kernel: Kernel) -> bool:
@@ -163,19 +170,16 @@ def _has_team(kernel: Kernel) -> bool:
     return kernel.threading is Threading.TEAM and team_refusal(kernel) is None
 
 
-def _steps(program: Program[Any], tasked: Container[str]) -> list[str]:
+def _steps(made: _Module, program: Program[Any], tasked: Container[str]) -> list[str]:
     rows, first = [], 0
     for kernel, slots in _pairs(program):
         name = kernel.symbol
-        if not name:
-            rows.append(f"{{nullptr, nullptr, nullptr, nullptr, nullptr, {first}, false}}")
-            continue
-        state = f"{name}_create, {name}_destroy" if kernel.has_state else "nullptr, nullptr"
-        team = f"{name}_team" if _has_team(kernel) else "nullptr"
-        tasks = f"{name}_task" if name in tasked else "nullptr"
-        is_alone = str(team_refusal(kernel) is not None).lower()
-        rows.append(f"{{{name}_run, {team}, {tasks}, {state}, {first}, {is_alone}}}")
-        first += len(slots)
+        is_alone = bool(name) and team_refusal(kernel) is not None
+        there = (True, _has_team(kernel), name in tasked, kernel.has_state, kernel.has_state) if name else (False,) * 5
+        endings = ("run", "team", "task", "create", "destroy")
+        functions = [made.function(f"{name}_{e}" if t else "") for e, t in zip(endings, there, strict=True)]
+        rows.append(f"{{ {', '.join(functions)}, i64 {first}, i64 {int(is_alone)} }}")
+        first += len(slots) if name else 0
     return rows
 
 
@@ -183,28 +187,5 @@ def _pairs(program: Program[Any]) -> Iterator[tuple[Any, tuple[Slot, ...]]]:
     return zip(program.kernels, program.slots, strict=True)
 
 
-def _tensors(name: str, tensors: Sequence[tuple[str, ValueType]]) -> str:
-    sizes = [f"{name}_{i}_SHAPE" for i in range(len(tensors))]
-    shapes = [
-        f"const int64_t {size}[] = {{{', '.join(map(str, (*type_.shape, 0)))}}};\n"
-        for size, (_, type_) in zip(sizes, tensors, strict=True)
-    ]
-    rows = [
-        f'{{{c_string(label)}, "{type_.dtype.value}", {type_.rank}, {size}, {type_.size_bytes}}}'
-        for size, (label, type_) in zip(sizes, tensors, strict=True)
-    ]
-    return "".join(shapes) + _table("korch_tensor", name, rows)
-
-
-def _table(kind: str, name: str, rows: Sequence[str], plural: str = "") -> str:
-    return _rows(f"const {kind}", plural or f"{name}S", rows) + f"constexpr int64_t {name}_COUNT = {len(rows)};\n"
-
-
-def _rows(kind: str, name: str, rows: Sequence[str]) -> str:
-    lines = "".join(f"    {row},\n" for row in rows)
-    return f"{kind} {name}[] = {{\n{lines}    {{}}}};\n"
-
-
-def _slot(slot: Slot) -> str:
-    offset = f", {slot.offset}" if slot.offset else ""
-    return f"{{{slot.place.value}, {slot.at}{offset}}}"
+def _slot(slot: Slot) -> tuple[int, int, int]:
+    return PLACES.index(slot.place), slot.at, slot.offset

@@ -1,26 +1,14 @@
-/* Runs a plan: implements the C interface on top of the generated tables of the plan.
- *
- * The main source of a library has these tables in namespace `plan` before this text:
- *
- *     INPUTS, OUTPUTS, CONSTANTS  korch_tensor[]
- *     STEPS, SYMBOLS              step[] and const char *[]: one kernel call each, and its name
- *     SLOTS                       slot[]: the buffers of all steps, one step after the other
- *     BINDINGS                    int64_t[]: the slots whose pointers differ from run to run
- *     COPIES                      copy[]: model outputs that no kernel writes in place
- *     SEGMENTS, FIRST_TASKS       segment[], int64_t[]: steps that run as tasks, and the first task of each queue
- *     TASKS, WAITS                task[], wait[]: the tasks and waits of all queues, one queue after the other
- *     QUEUES                      int: the number of queues, one per thread, at least 1
- *     INPUT_COUNT, ...            int64_t: the length of each table, without the empty row at its end
- *     ARENA_BYTES                 int64_t
- *
- * A handle holds the pointers of all slots, in one table per thread. Pointers to the arena and the constants are
- * set once; pointers to model inputs and outputs are set at the start of each run.
- */
+/* Runs plans: implements the C interface on top of the tables of each plan (`korch_plan.h`). */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+
+#include "korch_interrupts.h"
+#include "korch_oversubscription.h"
+#include "korch_plan.h"
+#include "korch_tasks.h"
 
 extern "C" void omp_set_num_threads(int);
 extern "C" int omp_pause_resource_all(int) __attribute__((weak)); /* new in GCC 9 */
@@ -43,6 +31,7 @@ constexpr int64_t LONG_RUN_NS = 20000000;
 constexpr int MOST_THREADS = 1024;
 
 struct handle {
+    const korch_plan *plan;
     pthread_mutex_t mutex;
     handle *next; /* in the list of all handles */
     int threads;
@@ -53,11 +42,13 @@ struct handle {
     void **states;
     korch::Count *met;   /* for each thread: how many barriers it has reached */
     korch::Count *ended; /* for each queue: how many of its tasks have run */
+    uint32_t *before;    /* for each thread, and for a crew: how many had run before, for each queue */
     int64_t *usual_ns; /* the usual time of each step that runs apart; see Oversubscription::note_step */
 
     int64_t took_ns;   /* the time of the last run; 0 before the first */
 
-    void **table_of(long thread) const { return table + thread * plan::SLOT_COUNT; }
+    void **table_of(long thread) const { return table + thread * plan->slots.count; }
+    uint32_t *before_of(long thread) const { return before + thread * plan->queues; }
 };
 
 /* Sets OpenMP's thread count for a scope. Creating a new team takes longer than running a small model, so the count is
@@ -136,22 +127,23 @@ void *locate(const handle *h, const plan::slot &slot, int thread = 0) {
 
 /* Set the pointers and numbers that differ from run to run. */
 void bind(handle *h, const void *const *inputs, void *const *outputs) {
-    for (int64_t i = 0; i < plan::BINDING_COUNT; ++i) {
-        const plan::slot &slot = plan::SLOTS[plan::BINDINGS[i]];
+    for (int64_t i = 0; i < h->plan->bindings.count; ++i) {
+        const int64_t binding = h->plan->bindings[i];
+        const plan::slot &slot = h->plan->slots[binding];
         void *const at = slot.place == plan::INPUT ? const_cast<void *>(inputs[slot.at])
                                                    : (char *)outputs[slot.at] + slot.offset;
-        for (int t = 0; t < h->threads; ++t) h->table_of(t)[plan::BINDINGS[i]] = at;
+        for (int t = 0; t < h->threads; ++t) h->table_of(t)[binding] = at;
     }
 }
 
 void copy_outputs(const handle *h, const void *const *inputs, void *const *outputs) {
-    for (int64_t i = 0; i < plan::COPY_COUNT; ++i) {
-        const plan::copy &copy = plan::COPIES[i];
+    for (int64_t i = 0; i < h->plan->copies.count; ++i) {
+        const plan::copy &copy = h->plan->copies[i];
         const void *from = copy.from.place == plan::INPUT     ? inputs[copy.from.at]
                            : copy.from.place == plan::OUTPUT
                                ? (char *)outputs[copy.from.at] + copy.from.offset
                                : locate(h, copy.from);
-        const size_t size = (size_t)plan::OUTPUTS[copy.output].size_bytes;
+        const size_t size = (size_t)h->plan->outputs[copy.output].size_bytes;
         if (size) memcpy(outputs[copy.output], from, size);
     }
 }
@@ -161,14 +153,13 @@ using korch::now_ns;
 /* The threads that run steps of a plan. Between two steps, the first thread decides whether the others stop. */
 struct crew : korch::Team {
     korch::Oversubscription *oversubscription; /* null: none is detected */
-    uint32_t before[plan::QUEUES];             /* how many tasks each queue had run at the begin */
     int failed = 0;                            /* atomic: 1 + the number of a step that failed, or 0 */
     bool stops = false;
     int64_t came_ns = 0; /* when all threads had arrived at the last barrier */
     korch::Count finished;
 
     crew(handle *h, korch::Oversubscription *found) : Team{h->met, h->threads, korch::look_ns(h->threads)}, oversubscription(found) {
-        for (int q = 0; q < plan::QUEUES; ++q) before[q] = h->ended[q].now();
+        for (int64_t q = 0; q < h->plan->queues; ++q) h->before_of(h->threads)[q] = h->ended[q].now();
         waited = [](Team &team, int64_t since_ns) {
             crew &own = static_cast<crew &>(team);
             if (own.oversubscription) own.oversubscription->note_wait(since_ns, now_ns(), (int)own.threads);
@@ -193,17 +184,17 @@ struct runner {
     korch::Member own;
     int64_t *kernel_ns;
     int64_t *start; /* in timed runs: when the next kernel begins */
-    uint32_t before[plan::QUEUES] = {};
 
     void run(int64_t from, int64_t end) {
-        for (int q = 0; q < plan::QUEUES; ++q) before[q] = team.before[q];
+        const korch_plan &plan = *h->plan;
+        memcpy(h->before_of(own.me), h->before_of(h->threads), plan.queues * sizeof(uint32_t));
         int64_t segment = 0; /* the next segment */
         bool is_met = true;  /* whether there was a barrier since the first thread ran a step alone */
         for (int64_t i = from; i < end;) {
-            while (segment < plan::SEGMENT_COUNT && plan::SEGMENTS[segment].begin < i) ++segment;
-            const bool has_tasks = !IS_TIMED && own.threads == plan::QUEUES && own.threads > 1 &&
-                                   segment < plan::SEGMENT_COUNT && plan::SEGMENTS[segment].begin == i;
-            if (has_tasks || plan::STEPS[i].team) {
+            while (segment < plan.segments.count && plan.segments[segment].begin < i) ++segment;
+            const bool has_tasks = !IS_TIMED && own.threads == plan.queues && own.threads > 1 &&
+                                   segment < plan.segments.count && plan.segments[segment].begin == i;
+            if (has_tasks || plan.steps[i].team) {
                 if (!is_met && !meet()) return;
                 const int64_t next = has_tasks ? run_tasks(segment) : run_team(i);
                 if (!meet()) return;
@@ -234,7 +225,7 @@ struct runner {
     }
 
     int64_t run_team(int64_t i) {
-        const plan::step &step = plan::STEPS[i];
+        const plan::step &step = h->plan->steps[i];
         if (korch_threads_work) korch_threads_work(i, true);
         if (step.team(h->table_of(own.me) + step.first_slot, own)) team.fail((int)i + 1);
         if (korch_threads_work) korch_threads_work(i, false);
@@ -242,18 +233,20 @@ struct runner {
     }
 
     void run_alone(int64_t i) {
-        const plan::step &step = plan::STEPS[i];
+        const plan::step &step = h->plan->steps[i];
         if (step.run && step.run(h->states[i], h->table + step.first_slot)) team.fail((int)i + 1);
     }
 
     /* Run a segment as tasks; return the step after it. */
     int64_t run_tasks(int64_t segment) {
+        const korch_plan &plan = *h->plan;
+        uint32_t *const before = h->before_of(own.me);
         const int failed =
-            korch_tasks::run_queue(segment, (int)own.me, h->table_of(own.me), h->states, h->ended, before, team);
+            korch_tasks::run_queue(plan, segment, (int)own.me, h->table_of(own.me), h->states, h->ended, before, team);
         if (failed) team.fail(failed);
-        const int64_t *const first = plan::FIRST_TASKS + segment * plan::QUEUES;
-        for (int q = 0; q < plan::QUEUES; ++q) before[q] += (uint32_t)(first[q + 1] - first[q]);
-        return plan::SEGMENTS[segment].end;
+        const int64_t *const first = plan.first_tasks.rows + segment * plan.queues;
+        for (int64_t q = 0; q < plan.queues; ++q) before[q] += (uint32_t)(first[q + 1] - first[q]);
+        return plan.segments[segment].end;
     }
 
     /* Record that a step has ended: now, or at `ended_ns`, when all threads had ended it. */
@@ -271,8 +264,8 @@ struct stretch {
     int regions; /* how many of the steps run on all threads */
 
     /* The longest stretch from a step on whose steps can share a region, or a single step. */
-    explicit stretch(int64_t from) : end(from), regions(0) {
-        for (; end < plan::STEP_COUNT && !plan::STEPS[end].is_alone; ++end) regions += plan::STEPS[end].team != nullptr;
+    stretch(const korch_plan &plan, int64_t from) : end(from), regions(0) {
+        for (; end < plan.steps.count && !plan.steps[end].is_alone; ++end) regions += plan.steps[end].team != nullptr;
         if (end == from) ++end;
     }
 };
@@ -336,9 +329,9 @@ int run(handle *h, const void *const *inputs, void *const *outputs, int64_t *ker
     /* Timed runs always use all threads. */
     korch::Oversubscription *oversubscription = IS_TIMED || h->threads == 1 ? nullptr : &h->oversubscription;
     if (oversubscription) oversubscription->begin(start);
-    for (int64_t from = 0; from < plan::STEP_COUNT && !failed;) {
-        const stretch next(from);
-        const bool is_apart = plan::STEPS[from].is_alone || (next.end == from + 1 && next.regions && h->threads > 1);
+    for (int64_t from = 0; from < h->plan->steps.count && !failed;) {
+        const stretch next(*h->plan, from);
+        const bool is_apart = h->plan->steps[from].is_alone || (next.end == from + 1 && next.regions && h->threads > 1);
         failed = is_apart ? run_apart<IS_TIMED>(h, from, oversubscription, kernel_ns, &start)
                           : run_together<IS_TIMED>(h, next, from, oversubscription, kernel_ns, &start);
         from = next.end;
@@ -353,60 +346,57 @@ int run(handle *h, const void *const *inputs, void *const *outputs, int64_t *ker
 /* Create the state of each kernel; return whether all were created. */
 bool create_states(handle *h, char *error, size_t error_size) {
     const thread_count count(h->threads);
-    for (int64_t i = 0; i < plan::STEP_COUNT; ++i) {
-        const plan::step &step = plan::STEPS[i];
+    for (int64_t i = 0; i < h->plan->steps.count; ++i) {
+        const plan::step &step = h->plan->steps[i];
         if (!step.create) continue;
         char text[512] = "";
         h->states[i] = step.create(h->threads, text, sizeof text);
         if (h->states[i]) continue;
         text[sizeof text - 1] = 0;
-        snprintf(error, error_size, "kernel %s: %s", plan::SYMBOLS[i],
+        snprintf(error, error_size, "kernel %s: %s", h->plan->symbols[i],
                  text[0] ? text : "its create function gave no reason");
         return false;
     }
     return true;
 }
 
-} // namespace
+/* The plan that a caller names. */
+const korch_plan &named(const korch_plan *plan) { return plan ? *plan : *korch_listed[0]; }
 
-/* In a library with several plans, each plan's functions have their own names. */
-#ifndef KORCH_PLAN
-#define KORCH_PLAN(name) korch_##name
-#define KORCH_ONLY_PLAN
-#endif
+template <class T>
+const T *rows_of(const plan::table<T> &table, int64_t *count) {
+    *count = table.count;
+    return table.rows;
+}
+
+} // namespace
 
 extern "C" {
 
-__attribute__((weak)) int korch_catches_interrupts = 0; /* one for all plans of a library */
+int korch_catches_interrupts = 0;
 
-const korch_tensor *KORCH_PLAN(inputs)(int64_t *count) {
-    *count = plan::INPUT_COUNT;
-    return plan::INPUTS;
+int korch_abi_version(void) { return KORCH_ABI_VERSION; }
+
+const korch_plan *const *korch_plans(int64_t *count) { return rows_of(korch_listed, count); }
+
+const korch_tensor *korch_inputs(const korch_plan *plan, int64_t *count) { return rows_of(named(plan).inputs, count); }
+
+const korch_tensor *korch_outputs(const korch_plan *plan, int64_t *count) { return rows_of(named(plan).outputs, count); }
+
+const korch_tensor *korch_constants(const korch_plan *plan, int64_t *count) {
+    return rows_of(named(plan).constants, count);
 }
 
-const korch_tensor *KORCH_PLAN(outputs)(int64_t *count) {
-    *count = plan::OUTPUT_COUNT;
-    return plan::OUTPUTS;
-}
+const char *const *korch_kernels(const korch_plan *plan, int64_t *count) { return rows_of(named(plan).symbols, count); }
 
-const korch_tensor *KORCH_PLAN(constants)(int64_t *count) {
-    *count = plan::CONSTANT_COUNT;
-    return plan::CONSTANTS;
-}
+int64_t korch_arena_bytes(const korch_plan *plan) { return named(plan).arena_bytes; }
 
-const char *const *KORCH_PLAN(kernels)(int64_t *count) {
-    *count = plan::STEP_COUNT;
-    return plan::SYMBOLS;
-}
-
-int64_t KORCH_PLAN(arena_bytes)(void) { return plan::ARENA_BYTES; }
-
-void KORCH_PLAN(destroy)(void *pointer) {
+void korch_destroy(void *pointer) {
     handle *h = (handle *)pointer;
     if (!h) return;
     strike_off(h);
-    for (int64_t i = plan::STEP_COUNT; h->states && i-- > 0;)
-        if (h->states[i]) plan::STEPS[i].destroy(h->states[i]);
+    for (int64_t i = h->plan->steps.count; h->states && i-- > 0;)
+        if (h->states[i]) h->plan->steps[i].destroy(h->states[i]);
     free(h->arena);
     free(h->constants);
     free(h->table);
@@ -414,11 +404,14 @@ void KORCH_PLAN(destroy)(void *pointer) {
     free(h->usual_ns);
     free(h->met);
     free(h->ended);
+    free(h->before);
     pthread_mutex_destroy(&h->mutex);
     free(h);
 }
 
-void *KORCH_PLAN(create)(const void *const *constants, int threads, char *error, size_t error_size) {
+void *korch_create(const korch_plan *chosen, const void *const *constants, int threads, char *error,
+                   size_t error_size) {
+    const korch_plan &plan = named(chosen);
     if (threads < 1 || threads > MOST_THREADS) {
         snprintf(error, error_size, "it is for %d threads; expected 1 to %d", threads, MOST_THREADS);
         return nullptr;
@@ -428,52 +421,40 @@ void *KORCH_PLAN(create)(const void *const *constants, int threads, char *error,
         snprintf(error, error_size, "out of memory");
         return nullptr;
     }
+    h->plan = &plan;
     pthread_mutex_init(&h->mutex, nullptr);
     h->threads = threads;
-    h->arena = (char *)allocate(plan::ARENA_BYTES);
-    h->constants = (const void **)calloc(plan::CONSTANT_COUNT + 1, sizeof(void *));
-    h->table = (void **)calloc(threads * plan::SLOT_COUNT + 1, sizeof(void *));
-    h->states = (void **)calloc(plan::STEP_COUNT + 1, sizeof(void *));
-    h->usual_ns = (int64_t *)calloc(plan::STEP_COUNT + 1, sizeof(int64_t));
+    h->arena = (char *)allocate(plan.arena_bytes);
+    h->constants = (const void **)calloc(plan.constants.count + 1, sizeof(void *));
+    h->table = (void **)calloc(threads * plan.slots.count + 1, sizeof(void *));
+    h->states = (void **)calloc(plan.steps.count + 1, sizeof(void *));
+    h->usual_ns = (int64_t *)calloc(plan.steps.count + 1, sizeof(int64_t));
     h->met = (korch::Count *)allocate(threads * sizeof(korch::Count)); /* all 0, as are the next */
-    h->ended = (korch::Count *)allocate(plan::QUEUES * sizeof(korch::Count));
-    if (!h->arena || !h->constants || !h->table || !h->states || !h->usual_ns || !h->met || !h->ended) {
+    h->ended = (korch::Count *)allocate(plan.queues * sizeof(korch::Count));
+    h->before = (uint32_t *)calloc((threads + 1) * plan.queues, sizeof(uint32_t));
+    if (!h->arena || !h->constants || !h->table || !h->states || !h->usual_ns || !h->met || !h->ended || !h->before) {
         snprintf(error, error_size, "out of memory: the arena needs %lld bytes",
-                 (long long)plan::ARENA_BYTES);
-        KORCH_PLAN(destroy)(h);
+                 (long long)plan.arena_bytes);
+        korch_destroy(h);
         return nullptr;
     }
-    for (int64_t i = 0; i < plan::CONSTANT_COUNT; ++i) h->constants[i] = constants[i];
+    for (int64_t i = 0; i < plan.constants.count; ++i) h->constants[i] = constants[i];
     for (int t = 0; t < threads; ++t)
-        for (int64_t i = 0; i < plan::SLOT_COUNT; ++i) h->table_of(t)[i] = locate(h, plan::SLOTS[i], t);
+        for (int64_t i = 0; i < plan.slots.count; ++i) h->table_of(t)[i] = locate(h, plan.slots[i], t);
     if (create_states(h, error, error_size)) {
         enlist(h);
         return h;
     }
-    KORCH_PLAN(destroy)(h);
+    korch_destroy(h);
     return nullptr;
 }
 
-int KORCH_PLAN(run)(void *h, const void *const *inputs, void *const *outputs) {
+int korch_run(void *h, const void *const *inputs, void *const *outputs) {
     return run<false>((handle *)h, inputs, outputs, nullptr);
 }
 
-int KORCH_PLAN(run_timed)(void *h, const void *const *inputs, void *const *outputs,
-                    int64_t *kernel_ns) {
+int korch_run_timed(void *h, const void *const *inputs, void *const *outputs, int64_t *kernel_ns) {
     return run<true>((handle *)h, inputs, outputs, kernel_ns);
 }
-
-#ifdef KORCH_ONLY_PLAN
-int korch_abi_version(void) { return KORCH_ABI_VERSION; }
-
-const korch_plan *korch_plans(int64_t *count) {
-    static const korch_plan only = {
-        korch_inputs, korch_outputs, korch_constants, korch_kernels, korch_arena_bytes,
-        korch_create, korch_run,     korch_run_timed, korch_destroy,
-    };
-    *count = 1;
-    return &only;
-}
-#endif
 
 } // extern "C"
