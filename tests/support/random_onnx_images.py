@@ -98,6 +98,8 @@ def conv_transpose(rng: Rng, w: Writer, x: Array, source: str, opset: int) -> bo
             given["pads"] = [int(rng.integers(0, k)) for k in (*kernel, *kernel)]
             given["output_padding"] = [int(rng.integers(0, s)) for s in strides]
         case _:
-            given["auto_pad"] = pick(rng, "SAME_UPPER", "SAME_LOWER", "VALID")
+            # ONNX's shape inference contradicts its text if a stride of SAME is larger than the kernel.
+            is_same = all(k >= s for k, s in zip(kernel, strides, strict=True))
+            given["auto_pad"] = pick(rng, "SAME_UPPER", "SAME_LOWER", "VALID") if is_same else "VALID"
     w.node("ConvTranspose", [source, weights], last=True, **given)
     return True
