@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last
@@ -228,26 +229,32 @@ def ranked_tiles(found: Contraction, dtype: DType, target: CudaTarget, is_exact:
         target: the device.
         is_exact: whether operands must not be rounded even if the target allows it.
     """
-    m, n, k = map(extent, (found.rows, found.columns, found.terms))
+    sizes = tuple(map(extent, (found.batch, found.rows, found.columns, found.terms)))
+    return list(_ranked(sizes, dtype, target, is_exact))
+
+
+@lru_cache(maxsize=1024)  # groups that differ in what surrounds a product, and layouts, ask for the same sizes
+def _ranked(sizes: tuple[int, ...], dtype: DType, target: CudaTarget, is_exact: bool) -> tuple[ProgramTile, ...]:
+    batch, m, n, k = sizes
     if min(m, n) < FEWEST_COLUMNS or k < FEWEST_COLUMNS:
-        return []
+        return ()
     scored = []
     for (rows, columns, warps), product in itertools.product(SIZES, target.products(dtype, is_exact)):
         if rows >= 2 * max(16, m) or columns >= 2 * max(16, n) or rows * columns > _largest(product):
             continue
-        tiles = extent(found.batch) * -(-m // rows) * -(-n // columns)
+        tiles = batch * -(-m // rows) * -(-n // columns)
         for line, stages, parts in itertools.product(LINES, STAGES, (1, 2, 4, 8)):
             terms = line // dtype.size_bytes
             tile = ProgramTile(rows, columns, max(16, terms), warps, stages, parts, product)
             is_split_well = parts == 1 or (tiles * parts <= 2 * target.processors and k >= 64 * parts)
             longest = 2 * LINES[0] if product is not Product.F32 else LINES[0]  # unrolled multiply-adds spill
             if is_split_well and tile.fits(dtype, target) and line <= longest and (line == min(LINES) or terms <= k):
-                scored.append((_expected_s(found, tile, dtype, target), tile))
+                scored.append((_expected_s(sizes, tile, dtype, target), tile))
     scored.sort(key=lambda entry: entry[0])
     best: dict[tuple[int, int, int, int, Product], ProgramTile] = {}
     for _, tile in scored:
         best.setdefault((tile.rows, tile.columns, tile.warps, tile.parts, tile.product), tile)
-    return list(best.values())
+    return tuple(best.values())
 
 
 def _largest(product: Product) -> int:
@@ -255,13 +262,13 @@ def _largest(product: Product) -> int:
     return 128 * 128 if product in (Product.SPLIT, Product.F32, Product.F64) else 128 * 256
 
 
-def _expected_s(found: Contraction, tile: ProgramTile, dtype: DType, target: CudaTarget) -> float:
+def _expected_s(sizes: tuple[int, ...], tile: ProgramTile, dtype: DType, target: CudaTarget) -> float:
     """Return the estimated time of a tile's programs in seconds.
 
     Programs run in waves over the multiprocessors, several at a time on each. An iteration of their loops takes as
     long as loading or multiplying their blocks, or the part of a load's latency that other loads in flight don't hide.
     """
-    batch, m, n, k = map(extent, (found.batch, found.rows, found.columns, found.terms))
+    batch, m, n, k = sizes
     programs = batch * -(-m // tile.rows) * -(-n // tile.columns) * tile.parts
     turns = -(-k // (tile.terms * tile.parts))
     resident = min(_resident(tile, dtype, target), -(-programs // target.processors))
