@@ -19,7 +19,16 @@ import numpy as np
 from korch.errors import InvalidGraphError
 from korch.primitive.op import Array
 from korch.tile.check.accesses import Access, accesses
-from korch.tile.check.digits import Symbols, cut_variables, is_inside, keeps_to_tasks, place_of, ranges_of_axes
+from korch.tile.check.digits import (
+    Elements,
+    Poly,
+    Symbols,
+    cut_variables,
+    is_inside,
+    keeps_to_tasks,
+    place_of,
+    ranges_of_axes,
+)
 from korch.tile.check.points import Points
 from korch.tile.ir.bind import bind
 from korch.tile.ir.index import Expr, Ranges, Times, Var, bounds, constant, substitute
@@ -145,12 +154,16 @@ def _shown_apart(program: TileProgram, stage: Stage, buffer: str) -> bool:
     found = [access for access in accesses(stage) if access.buffer == buffer]
     nests = cut_variables([access.nest(stage) for access in found], symbols.ranges)
     places = [place_of(nest, symbols) for nest in nests]
-    for access, place in zip(found, places, strict=True):
-        if access.is_write:
-            for other in places:
-                if place is None or other is None or not keeps_to_tasks(place, other, nests[0].grid, symbols):
-                    return False
-    return True
+    if None in places:
+        return False
+    # What is shown of two places is shown of all that lie as far from each other.
+    pairs = {
+        (Elements(Poly(), place.digits), Elements(other.base - place.base, other.digits))
+        for access, place in zip(found, places, strict=True)
+        for other in places
+        if access.is_write and place is not None and other is not None
+    }
+    return all(keeps_to_tasks(write, other, nests[0].grid, symbols) for write, other in pairs)
 
 
 # By enumeration
