@@ -22,12 +22,13 @@ from korch.provider.provider import TILES
 from korch.target import Target
 from korch.testing import kernels
 from korch.testing.kernels import load_kernels, offers_of, run_kernel
+from korch.tile.llvm.tiles import UNITS
 from tests.provider.onednn_groups import Graph
 from tests.provider.test_bytes import SIGNS, check_exactly, conv, product
-from tests.support.matrix_units import is_software, matrix_units
+from tests.support.matrix_units import EMULATION, is_software, matrix_units
 
-NOT_READY = '#include "korch_amx.h"\n#define is_ready() false\n'
-"""What makes a kernel believe that the system does not give it the units."""
+NOT_READY = EMULATION.replace("int korch_matrix_units() { return 1; }", "int korch_matrix_units() { return 0; }")
+"""Tells kernels that the system does not give them the units."""
 
 SHAPES = (
     ((8, 48), (48, 16)),
@@ -169,7 +170,9 @@ def test_units_that_the_system_refuses(units, rng):
     groups = [product((21, 70), (70, 50), signs, requantizes=True) for signs in SIGNS]
     images = [conv((1, 5, 6, 7), (33, 5, 3, 3), signs, pad=1, stride=2) for signs in SIGNS]
     made = (*offers_of(GemmProvider(), groups, target), *offers_of(ConvProvider(), images, target))
-    refused = [replace(kernel, source=NOT_READY + kernel.source) for *_, kernel in made]
+    units_of = [tuple(NOT_READY if unit == UNITS else unit for unit in kernel.units) for *_, kernel in made]
+    refused = [replace(kernel, units=own) for (*_, kernel), own in zip(made, units_of, strict=True)]
+    assert all(NOT_READY in own for own in units_of)
     libraries = [load_kernels(each, builder) for each in ([kernel for *_, kernel in made], refused)]
     for group, offer, kernel in made:
         inputs = [rng.integers(0, 100, t.shape).astype(t.dtype.numpy) for t in group.input_types]

@@ -36,6 +36,7 @@ from korch.testing.emulated import Emulated, missing_commands
 from korch.testing.kernels import check_offers
 from tests.provider.onednn_groups import Graph
 from tests.support.fuzz_kernels import PLAIN, run_round
+from tests.support.matrix_units import EmulatedUnits
 
 pytestmark = pytest.mark.usefixtures("optimized")
 
@@ -134,7 +135,7 @@ def test_matrix_units_in_software(provider, groups: Groups, target, rng, tmp_pat
     if target.lanes != LANES["amx"]:
         pytest.skip("this machine has no vectors of 512 bits")
     monkeypatch.setattr(compiler, "has_matrix_units", lambda: False)
-    builder = Builder("amx", tmp_path)
+    builder = EmulatedUnits("amx", tmp_path)
     assert "-DKORCH_AMX_IN_SOFTWARE" in builder.flags
     other = Target(isa="amx", lanes=target.lanes, threads=2, l2_bytes=64 << 10)
     assert check_offers(provider(), groups(target.lanes), other, builder, rng)

@@ -1,4 +1,4 @@
-// Matrix products on matrix units (Intel AMX), which multiply bfloat16 numbers, and bytes with exact sums.
+// Matrix products on matrix units (Intel AMX), which multiply bfloat16 numbers.
 //
 // A float32 has 24 significant bits, a bfloat16 has 8, so x = x0 + x1 + x2 exactly, each the nearest
 // bfloat16 to the remainder after the ones before. Of the nine products of components, the six largest are summed
@@ -19,9 +19,7 @@
 #include <string.h>
 #if defined(__linux__) && defined(__x86_64__) && !defined(KORCH_AMX_IN_SOFTWARE) && !defined(KORCH_BF16_ON_VECTORS)
 #define KORCH_AMX_IN_HARDWARE
-#include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+#include "korch_units.h"
 #endif
 
 #include "korch_half.h"
@@ -55,17 +53,11 @@ inline float component_of(const float* row, long i) {
   memcpy(&x, &bits, 4);
   return x;
 }
-struct Shape {
-  long rows = EDGE, bytes = 64;
-};
-inline thread_local Shape shapes[8];
 inline void tile_load(int n, const void* from, long stride) {
-  memset(tiles[n], 0, sizeof(tiles[n]));
-  for (long r = 0; r < shapes[n].rows; ++r)
-    memcpy(tiles[n][r], static_cast<const char*>(from) + r * stride, shapes[n].bytes);
+  for (long r = 0; r < EDGE; ++r) memcpy(tiles[n][r], static_cast<const char*>(from) + r * stride, 64);
 }
 inline void tile_store(int n, void* to) {
-  for (long r = 0; r < shapes[n].rows; ++r) memcpy(static_cast<char*>(to) + r * 128, tiles[n][r], sizeof(tiles[n][r]));
+  for (long r = 0; r < EDGE; ++r) memcpy(static_cast<char*>(to) + r * 128, tiles[n][r], sizeof(tiles[n][r]));
 }
 inline void tile_fill(int n, const float* from) {
   for (long r = 0; r < EDGE; ++r) memcpy(tiles[n][r], from + r * 2 * EDGE, sizeof(tiles[n][r]));
@@ -82,24 +74,6 @@ inline void tile_dot(int c, int a, int b) {
       tiles[c][m][n] += even + odd;
     }
 }
-// Add the sums of four products of signed or unsigned bytes each.
-template <bool A_SIGNED, bool B_SIGNED>
-inline void tile_dot_bytes(int c, int a, int b) {
-  const auto byte_of = [](const float* row, long i, bool is_signed) {
-    uint8_t x;
-    memcpy(&x, reinterpret_cast<const char*>(row) + i, 1);
-    return static_cast<uint32_t>(is_signed ? static_cast<int8_t>(x) : x);
-  };
-  for (long m = 0; m < shapes[c].rows; ++m)
-    for (long n = 0; n < EDGE; ++n) {
-      uint32_t sum;
-      memcpy(&sum, &tiles[c][m][n], 4);
-      for (long k = 0; k < shapes[a].bytes; ++k)
-        sum += byte_of(tiles[a][m], k, A_SIGNED) * byte_of(tiles[b][k / 4], 4 * n + k % 4, B_SIGNED);
-      memcpy(&tiles[c][m][n], &sum, 4);
-    }
-}
-#define KORCH_TILE_DOT_BYTES(c, a, b) tile_dot_bytes<A_SIGNED, B_SIGNED>(c, a, b)
 #define KORCH_TILE_LOAD(n, from, stride) tile_load(n, from, stride)
 #define KORCH_TILE_STORE(n, to) tile_store(n, to)
 #define KORCH_TILE_FILL(n, from) tile_fill(n, from)
@@ -107,12 +81,7 @@ inline void tile_dot_bytes(int c, int a, int b) {
 #define KORCH_TILE_DOT(c, a, b) tile_dot(c, a, b)
 inline bool is_ready() { return true; }
 KORCH_INLINE void begin() {}
-inline void begin_bytes(long rows, long quads) {
-  for (int n = 0; n < 8; ++n) shapes[n] = {n < 6 ? rows : quads, n == 4 || n == 5 ? 4 * quads : 64};
-}
-inline void end() {
-  for (Shape& shape : shapes) shape = Shape();
-}
+KORCH_INLINE void end() {}
 KORCH_INLINE void stay_awake(Floats&) {}
 #else
 #define KORCH_TILE_LOAD(n, from, stride) asm volatile("tileloadd (%0,%1,1), %%tmm" #n : : "r"(from), "r"(stride) : "memory")
@@ -120,22 +89,8 @@ KORCH_INLINE void stay_awake(Floats&) {}
 #define KORCH_TILE_FILL(n, from) asm volatile("tileloadd (%0,%1,1), %%tmm" #n : : "r"(from), "r"(128L) : "memory")
 #define KORCH_TILE_ZERO(n) asm volatile("tilezero %%tmm" #n : :)
 #define KORCH_TILE_DOT(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c : :)
-#define KORCH_TILE_DOT_AS(type, c, a, b) asm volatile("tdpb" type "d %%tmm" #b ", %%tmm" #a ", %%tmm" #c : :)
-#define KORCH_TILE_DOT_BYTES(c, a, b)                               \
-  if constexpr (A_SIGNED && B_SIGNED) KORCH_TILE_DOT_AS("ss", c, a, b); \
-  else if constexpr (A_SIGNED) KORCH_TILE_DOT_AS("su", c, a, b);        \
-  else if constexpr (B_SIGNED) KORCH_TILE_DOT_AS("us", c, a, b);        \
-  else KORCH_TILE_DOT_AS("uu", c, a, b)
 
-// Whether this process may use the units, for which it must ask the system.
-inline bool is_ready() {
-  constexpr long ASK = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  constexpr unsigned BFLOAT16 = 1u << 22, INT8 = 1u << 25;  // EDX of leaf 7: a machine may report tiles without these
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  static const bool ready =
-      __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & BFLOAT16) && (d & INT8) && syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
-  return ready;
-}
+inline bool is_ready() { return korch::may_use_matrix_units(); }
 
 struct alignas(64) Configuration {
   uint8_t palette = 1, start = 0, reserved[14] = {};
@@ -149,14 +104,6 @@ KORCH_INLINE void begin() {
   asm volatile("ldtilecfg %0" : : "m"(all));
 }
 KORCH_INLINE void end() { asm volatile("tilerelease" : :); }
-// The same for products of bytes: tiles of `rows` rows and `quads` groups of four terms.
-KORCH_INLINE void begin_bytes(long rows, long quads) {
-  Configuration some;
-  for (int n = 0; n < 6; ++n) some.rows[n] = static_cast<uint8_t>(rows);
-  some.row_bytes[4] = some.row_bytes[5] = static_cast<uint16_t>(4 * quads);
-  some.rows[6] = some.rows[7] = static_cast<uint8_t>(quads);
-  asm volatile("ldtilecfg %0" : : "m"(some));
-}
 
 // Keep the vector units busy. After about 0.7 us without work they power down, and the next tile store
 // waits a quarter of a microsecond for them (measured on Granite Rapids).

@@ -16,7 +16,7 @@ from korch.tile.check.check import check_program
 from korch.tile.cpp.print import PrintedCpp, print_cpp
 from korch.tile.ir.parameters import PART, by_outer, parametric
 from korch.tile.ir.program import TileProgram
-from korch.tile.llvm.print import REGION, PrintedLlvm, print_llvm, refusal
+from korch.tile.llvm.print import PrintedLlvm, print_llvm, refusal
 
 logger = logging.getLogger("korch.provider")
 
@@ -92,7 +92,7 @@ def printed_kernel(program: TileProgram, printed: PrintedCpp | PrintedLlvm) -> K
         threading=Threading.TEAM if printed.is_parallel else Threading.CALLER,
         program=program,
         thread_bytes=printed.thread_bytes,
-        units=(REGION,) if printed.is_parallel and isinstance(printed, PrintedLlvm) else (),
+        units=printed.units if isinstance(printed, PrintedLlvm) else (),
     )
 
 

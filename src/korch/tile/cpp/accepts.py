@@ -43,13 +43,11 @@ def require_contractions(program: TileProgram, known: Collection[str]) -> None:
 
 
 def _require_contraction(step: Contract) -> None:
-    if step.product not in PRODUCTS and not step.product.is_of_bytes:
+    if step.product not in PRODUCTS:
         raise refused(f"contractions by {step.product.value} can't be printed")
-    if step.rescale is not None and step.product.is_of_bytes:
-        raise refused("contractions of bytes that rescale their sums can't be printed")
     if step.factor is not None and (step.product is not Product.SPLIT or step.rescale is not None):
         raise refused("only contractions of components have a factor of products")
-    is_of_windows = leaves_out(step) or (is_by_lanes(step) and not step.product.is_of_bytes)
+    is_of_windows = leaves_out(step) or is_by_lanes(step)
     if {*step.where} - {*kept_guards(step)} and not is_of_windows:
         raise refused("contractions that leave terms out can be printed for convolutions of floats only")
     sides_of(step)

@@ -48,7 +48,6 @@ HEADERS = (
     (r"korch_amx::Product{", "korch_contract_split.h"),
     (r"korch_amx::Chained\{", "korch_contract_chain.h"),
     (r"korch_amx::Window<", "korch_contract_image.h"),
-    (r"korch_amx::ByteTiles<", "korch_contract_tiles.h"),
     (r"korch::(sort_rows|top)<", "korch_sort.h"),
 )
 """Patterns in a kernel's text, each with the header of `native/` that it needs."""

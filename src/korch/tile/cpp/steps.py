@@ -10,7 +10,7 @@ from typing import assert_never
 from korch.system.alignment import round_up
 from korch.tile.analysis.axes import Steps, even_step, joined
 from korch.tile.analysis.panels import by_panel, in_rows, panels, strips
-from korch.tile.analysis.registers import BYTE_REGISTERS, FEW_BYTE_REGISTERS, FEW_REGISTERS, LONG_BLOCK, REGISTERS
+from korch.tile.analysis.registers import FEW_REGISTERS, LONG_BLOCK, REGISTERS
 from korch.tile.analysis.stages import tile_bytes
 from korch.tile.analysis.sums import Sums, batches_of, is_by_lanes, kept_guards, leaves_out, sides_of, sums_of, tails_of
 from korch.tile.cpp.axes import rows_type, turns_type
@@ -28,7 +28,6 @@ from korch.tile.cpp.split_operands import (
     split_of,
 )
 from korch.tile.cpp.text import CppWriter, loop_end
-from korch.tile.cpp.tiles import byte_tiles
 from korch.tile.ir.index import add, constant, scale, substitute, var
 from korch.tile.ir.program import (
     At,
@@ -166,8 +165,6 @@ class StepPrinter:
             self._contract_windows(block, (*grid, *batch))
         elif step.product is Product.SPLIT:
             self._contract_components(block, (*grid, *batch))
-        elif step.product.is_of_bytes:
-            self._contract_bytes(block, (*grid, *batch))
         else:
             self._contract_floats(block, (*grid, *batch), batch)
         self.out.close()
@@ -237,24 +234,6 @@ class StepPrinter:
             return ""
         return f", {self._place(step.b, step, own)[0]} + {terms.extent * row}"
 
-    def _contract_bytes(self, block: _Block, grid: tuple[Axis, ...]) -> None:
-        """Print the call of the micro-kernel for bytes on matrix units."""
-        step = block.sums.step
-        rows, columns, _ = sides_of(step)
-        (out_at, out), (a_at, a), (b_at, b) = self._operands(step, Stage((*grid, *step.axes), ()))
-        self._require_operands(step, out, a, b)
-        if not block.sums.is_zeroed:
-            raise refused("contractions of bytes that add to a tile can't be printed")
-        row = even_step(rows, out)
-        if row is None:
-            raise refused(f"the rows of buffer {step.out.buffer} are not equally far apart")
-        if step.registers is None or not step.registers.in_tiles:
-            raise refused("contractions of bytes on vector units are printed as LLVM IR only")
-        second, finish = self.out.program.buffer(step.b.buffer), self._integers(block, out_at, row)
-        counts = f"{count_of(rows)}, {loop_end(columns, columns.extent)}"
-        self.out.line(f"{byte_tiles(step, second, a, b)}::run(")
-        self.out.line(f"    {finish}, {a_at}, {b_at}, {counts});")
-
     def _contract_windows(self, block: _Block, grid: tuple[Axis, ...]) -> None:
         """Print the call of the micro-kernel for floats that reads windows in place."""
         own = Stage((*grid, *block.sums.step.axes), ())
@@ -274,12 +253,6 @@ class StepPrinter:
         kernel = kernel_of(replace(step, registers=self._registers(step)), second, self.out.lanes, a, b)
         return kernel, (print_rows(self.out, step, ranges, a, b), a_at, b_at)
 
-    def _integers(self, block: _Block, out_at: str, row: int) -> str:
-        """Print the function that takes the sums of a contraction of bytes; return the text of the object with it."""
-        if block.finish is None:
-            return f"korch::StoredInts<{row}>{{{out_at}}}"
-        return f"korch::Finished{{{block.finish.run(False)}}}"
-
     def _require_operands(self, step: Contract, out: Steps, a: Steps, b: Steps) -> None:
         rows, columns, terms = sides_of(step)
         tile, first = self.out.program.buffer(step.out.buffer), self.out.program.buffer(step.a.buffer)
@@ -294,9 +267,7 @@ class StepPrinter:
 
     def _registers(self, step: Contract) -> Registers:
         """Return the register blocking of a contraction, with no more rows than it has."""
-        is_bytes, lanes = step.product.is_of_bytes, self.out.lanes
-        usual = BYTE_REGISTERS.get(lanes, FEW_BYTE_REGISTERS) if is_bytes else REGISTERS.get(lanes, FEW_REGISTERS)
-        chosen = step.registers or usual
+        chosen = step.registers or REGISTERS.get(self.out.lanes, FEW_REGISTERS)
         return replace(chosen, rows=max(1, min(chosen.rows, math.prod(axis.extent for axis in sides_of(step)[0]))))
 
     def _rows_ahead(self, step: Contract, steps: Steps, terms: Sequence[Axis]) -> tuple[int, int]:

@@ -6,7 +6,7 @@ The pass of zeros before a contraction and the pass that takes its sums are part
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from korch.tile.analysis.axes import even_step, joined
@@ -196,21 +196,23 @@ class ContractPrinter:
             self._strip(Strip(n, most, second(n), None, (following, is_last)))
 
         emit.loop(emit.index(0), whole, width, whole_strip)
-        left = emit.add(end, emit.times(whole, -1))
         begin = second(whole)
-        known = left.number
+        for is_own, vectors, mask in self._tails(emit.add(end, emit.times(whole, -1))):
+            emit.branch(is_own, lambda v=vectors, m=mask: self._strip(Strip(whole, v, begin, m)))  # type: ignore[misc]
+
+    def _tails(self, left: SsaValue) -> Iterator[tuple[SsaValue, int, SsaValue | None]]:
+        """Yield the possible numbers of vectors of the remaining columns: the condition, the number, the last mask."""
+        emit, lanes, known = self.emit, self.lanes, left.number
         if known is not None:
+            mask = array("i1", [i < known % lanes for i in range(lanes)]) if known % lanes else None
             if known:
-                rest = known % lanes
-                mask = array("i1", [i < rest for i in range(lanes)]) if rest else None
-                self._strip(Strip(whole, -(-known // lanes), begin, mask))
+                yield constant("i1", 1), -(-known // lanes), mask
             return
-        for v in range(most):  # the number of vectors that remain
+        for v in range(self.registers.vectors):
             low, high = (emit.index(n * lanes) for n in (v, v + 1))
             is_own = emit.op("and", self._before(low, left), emit.test("icmp sle", left, high))
             narrow = emit.convert("trunc", emit.add(left, emit.index(-v * lanes)), "i32")
-            mask = emit.test("icmp ult", array("i32", range(lanes)), narrow)
-            emit.branch(is_own, lambda v=v, mask=mask: self._strip(Strip(whole, v + 1, begin, mask)))  # type: ignore[misc]
+            yield is_own, v + 1, emit.test("icmp ult", array("i32", range(lanes)), narrow)
 
     def _whole(self, end: SsaValue, width: int) -> SsaValue:
         return self.emit.times(self.emit.divided(end, width), width)

@@ -63,7 +63,8 @@ class IntegerBlockPrinter(BlockPrinter):
             return [self._dot(x, ones, *self._columns(at, v)) for v, x in enumerate(sums)]
 
         start = (constant("i32", 0, self.lanes),) * vectors
-        sums = emit.loop(emit.index(0), self._steps, 1, add, *start)
+        turns = math.prod(axis.extent for axis in self.terms[:-1])
+        sums = emit.loop(emit.index(0), emit.times(self._steps, turns), 1, add, *start)
         return [emit.op("mul", x, constant("i32", -128)) for x in sums]
 
     @property

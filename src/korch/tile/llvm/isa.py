@@ -47,7 +47,7 @@ class Isa:
 ISAS = {
     isa.name: isa
     for isa in (
-        Isa("amx", features=_VNNI),
+        Isa("amx", features=(*_VNNI, "amx-tile", "amx-int8", "amx-bf16")),
         Isa("avx512_bf16", features=_VNNI),
         Isa("avx512_vnni", features=_VNNI),
         Isa("avx512", features=_AVX512),

@@ -55,6 +55,7 @@ from korch.tile.llvm.parameters import counted, placed_rows, share_of
 from korch.tile.llvm.points import KernelContext
 from korch.tile.llvm.sort import print_order
 from korch.tile.llvm.stream import end_streams
+from korch.tile.llvm.tiles import READY, UNITS
 from korch.tile.llvm.windows import contract_printer, refused_step
 from korch.tile.lower.buffers import places_in_memory
 
@@ -70,6 +71,9 @@ extern "C" __attribute__((visibility("hidden"))) int korch_region(
 """
 """The C++ source of the function that runs a team's function in a new parallel region."""
 
+CALLED = {"korch_region": REGION, READY: UNITS}
+"""The C++ sources of the functions that kernels call."""
+
 MEMBER_THREADS, MEMBER_MEET = 8, 16
 """The offsets in bytes of the number of threads and of the barrier in a `korch::Member`."""
 
@@ -83,6 +87,7 @@ class PrintedLlvm(NamedTuple):
         workspace_bytes: the size of the scratch memory that it needs.
         thread_bytes: the private part of it per thread, if threads share no part of it; else 0.
         is_parallel: whether it has a parallel region; else it runs in the calling thread.
+        units: the sources in C++ of the functions that it calls.
     """
 
     symbol: str
@@ -90,6 +95,7 @@ class PrintedLlvm(NamedTuple):
     workspace_bytes: int
     thread_bytes: int
     is_parallel: bool
+    units: tuple[str, ...] = ()
 
 
 def refusal(program: TileProgram, target: Target) -> str:
@@ -201,7 +207,8 @@ class _Printer:
         workspace_bytes = self.shared_bytes + self.room_bytes * self.threads
         own_bytes = self.room_bytes if not self.shared_bytes else 0
         thread_bytes = own_bytes if self.is_parallel else workspace_bytes
-        return PrintedLlvm(symbol, text.replace("NAME", symbol), workspace_bytes, thread_bytes, self.is_parallel)
+        units = tuple(unit for name, unit in CALLED.items() if name in emit.declared)
+        return PrintedLlvm(symbol, text.replace("NAME", symbol), workspace_bytes, thread_bytes, self.is_parallel, units)
 
     def _called(self, name: str, kind: str) -> SsaValue:
         self.emit.declare(name, kind)

@@ -19,6 +19,7 @@ from korch.tile.llvm.emit import SsaValue
 from korch.tile.llvm.functions import fused
 from korch.tile.llvm.index import Env, loop_inside
 from korch.tile.llvm.integers import IntegerPrinter, LanePrinter
+from korch.tile.llvm.tiles import TilePrinter
 
 PLACES_AHEAD = 48
 """The prefetch distance in positions, in memory order.
@@ -37,6 +38,8 @@ FEW_REGISTERS = 16
 def contract_printer(sums: Sums) -> type[ContractPrinter]:
     """Return the class that prints a contraction."""
     if sums.step.product.is_of_bytes:
+        if sums.step.registers is not None and sums.step.registers.in_tiles:
+            return TilePrinter
         return LanePrinter if is_by_lanes(sums.step) else IntegerPrinter
     return WindowPrinter if _is_of_windows(sums.step) else ContractPrinter
 
@@ -44,7 +47,7 @@ def contract_printer(sums: Sums) -> type[ContractPrinter]:
 def refused_step(program: TileProgram, step: Contract) -> str:
     """Return why a contraction is not printed yet; "" if it is."""
     if step.product.is_of_bytes:
-        return "contractions of bytes on matrix units" if step.registers and step.registers.in_tiles else ""
+        return ""
     if not _is_of_windows(step):
         return refused_contraction(program, step)
     return "" if step.product in FLOATS else f"windows by {step.product.value}"

@@ -1,0 +1,78 @@
+"""The instructions that multiply and add, each declared with the contraction that it implements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from korch.primitive.types import DType
+from korch.tile.ir.program import PAIR, QUAD
+from korch.tile.llvm.emit import Emit, SsaValue
+
+TILES = 8
+"""The number of tile registers."""
+
+TILE_ROWS, TILE_BYTES = 16, 64
+"""The rows of a tile register, and the bytes of a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class DotInstruction:
+    """An instruction that adds the product of a (rows, terms) and b (terms, columns) to sums (rows, columns).
+
+    Attributes:
+        name: LLVM's name.
+        feature: LLVM's name of the extension that has it.
+        a: the element type of the first operand.
+        b: that of the second operand.
+        rows: rows of sums.
+        columns: columns of sums.
+        terms: the terms of each sum.
+        group: adjacent elements of each operand, the terms that one number of 32 bits holds. The first operand has
+            groups in rows; the second has the groups of all columns for each group of terms.
+        in_tiles: whether operands and sums are tile registers; else vectors, of which the first repeats one group.
+    """
+
+    name: str
+    feature: str
+    a: DType
+    b: DType
+    rows: int
+    columns: int
+    terms: int
+    group: int
+    in_tiles: bool = False
+
+    def add(self, emit: Emit, total: SsaValue, a: SsaValue, b: SsaValue) -> SsaValue:
+        """Print it for vectors; return the new sums."""
+        return emit.call(self.name, total.kind, total.lanes, total, a, b)
+
+    def add_tiles(self, emit: Emit, total: int, a: int, b: int) -> None:
+        """Print it for tile registers."""
+        print_tiles(emit, self.name, *(SsaValue(str(n), "i8") for n in (total, a, b)))
+
+
+def print_tiles(emit: Emit, name: str, *operands: SsaValue) -> None:
+    """Print the call of an instruction for tile registers, which are given as numbers of 8 bits."""
+    emit.declare(name, "void", *(x.type for x in operands))
+    emit.effect(f"call void @{name}({', '.join(x.typed for x in operands)})")
+
+
+def _tiles(name: str, feature: str, a: DType, b: DType, group: int) -> DotInstruction:
+    columns = TILE_BYTES // 4
+    return DotInstruction(f"llvm.x86.{name}", feature, a, b, TILE_ROWS, columns, columns * group, group, True)
+
+
+DOTS = (
+    DotInstruction("llvm.x86.avx512.vpdpbusd.512", "avx512vnni", DType.U8, DType.I8, 1, 16, QUAD, QUAD),
+    _tiles("tdpbssd", "amx-int8", DType.I8, DType.I8, QUAD),
+    _tiles("tdpbsud", "amx-int8", DType.I8, DType.U8, QUAD),
+    _tiles("tdpbusd", "amx-int8", DType.U8, DType.I8, QUAD),
+    _tiles("tdpbuud", "amx-int8", DType.U8, DType.U8, QUAD),
+    _tiles("tdpbf16ps", "amx-bf16", DType.BF16, DType.BF16, PAIR),
+)
+"""The declared instructions."""
+
+
+def dot_of(a: DType, b: DType, *, in_tiles: bool) -> DotInstruction:
+    """Return the instruction that multiplies two element types."""
+    return next(dot for dot in DOTS if (dot.a, dot.b, dot.in_tiles) == (a, b, in_tiles))

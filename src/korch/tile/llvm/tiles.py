@@ -1,0 +1,355 @@
+"""Prints contractions of bytes on matrix units (AMX), with exact sums of 32 bits in tile registers.
+
+Rows are read in place: a tile consists of at most 16 rows and some contiguous terms. The rows come in lines, like the
+pixels of an image; a product of matrices has one line. All tiles of a line have the same height, so the last tile may
+overlap the one before, and nothing beyond a line is read. Two tiles of rows are multiplied by a strip of 32 columns.
+While the matrix units multiply, the vector units finish the sums of the two tiles before, and prefetch the next strip.
+
+The system must allow a process to use the units; else the vector units multiply the same operands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from korch.system.alignment import ceil_div
+from korch.tile.analysis.axes import even_step, joined
+from korch.tile.analysis.panels import panels
+from korch.tile.analysis.registers import BYTE_REGISTERS
+from korch.tile.analysis.tiles import STRIP, steps_of
+from korch.tile.ir.program import QUAD, Axis, refused
+from korch.tile.llvm.block import LINE_BYTES, OperandSide, SumBlock
+from korch.tile.llvm.emit import SsaValue, array, constant
+from korch.tile.llvm.functions import fused
+from korch.tile.llvm.instructions import TILE_BYTES, TILE_ROWS, TILES, dot_of, print_tiles
+from korch.tile.llvm.integers import IntegerPrinter
+from korch.tile.llvm.points import KernelContext
+
+READY = "korch_matrix_units"
+"""The function that asks the system whether this process may use the matrix units; its source is `UNITS`."""
+
+UNITS = f"""#include "korch_units.h"
+
+extern "C" __attribute__((visibility("hidden"))) int {READY}() {{ return korch::may_use_matrix_units(); }}
+"""
+
+ROWS, COLUMNS = (4, 5), (6, 7)
+"""The tile registers of two tiles of rows and two of columns; register 2 r + c has the sums of tiles r and c."""
+
+ROW_BYTES_AT, ROWS_AT = 16, 48
+"""Where the configuration has the bytes of a row of each tile register (two bytes), and its rows (one byte)."""
+
+LOAD = "llvm.x86.tileloadd64"
+
+USED = 'call void asm sideeffect "", "v"({})'
+"""What a value is computed for."""
+
+SUMS = 2 * TILE_ROWS * STRIP
+"""The sums of two tiles of rows and a strip of columns."""
+
+LINE = QUAD * STRIP
+"""The bytes of a group of terms of a strip, and of a row of sums of it."""
+
+MOST_TURNS = 2
+"""The maximum number of axes of terms outside the innermost one."""
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """Two tiles of rows and two of columns.
+
+    Attributes:
+        rows: the addresses of the tiles of rows.
+        columns: the address of the strip of columns.
+        is_pair: whether the second tile of rows exists.
+        is_wide: whether the second tile of columns exists.
+        to: where the sums are stored.
+    """
+
+    rows: tuple[SsaValue, SsaValue]
+    columns: SsaValue
+    is_pair: SsaValue
+    is_wide: SsaValue
+    to: SsaValue
+
+
+class TilePrinter(IntegerPrinter):
+    """Prints one contraction of bytes on matrix units."""
+
+    def __init__(self, context: KernelContext, *given: object) -> None:
+        super().__init__(context, *given)  # type: ignore[arg-type]
+        registers = self.step.registers
+        self.strips_pass = registers is not None and registers.fetches_b
+        self.step = replace(self.step, registers=BYTE_REGISTERS[self.lanes])  # of the vector units
+
+    def _require(self, terms: Sequence[Axis], out: OperandSide, a: OperandSide, b: OperandSide) -> None:
+        *turns, last = joined(terms, a.steps, b.steps)
+        super()._require([last], out, a, b)
+        second = self.context.program.buffer(b.buffer)
+        layout = panels(second)
+        if layout is None or (layout.width, layout.group) != (STRIP, QUAD):
+            raise refused(f"buffer {second.name} is not in panels of {STRIP} columns and {QUAD} terms")
+        depth = expected = second.size // layout.columns // math.prod(axis.extent for axis in turns)
+        for axis in reversed(turns):
+            if b.steps[axis.name] != expected * STRIP:
+                raise refused(f"the turns of buffer {second.name} do not lie one after another")
+            expected *= axis.extent
+        count = steps_of(ceil_div(depth, QUAD))
+        if len(turns) > MOST_TURNS or depth % (QUAD * count) or depth < last.extent or (turns and depth > last.extent):
+            raise refused(f"terms of buffer {a.buffer} do not lie side by side in whole steps")
+        self.dot = dot_of(*(self.context.dtypes[at.buffer] for at in (a, b)), in_tiles=True)
+        self.quads = depth // (QUAD * count)
+        self.around = [(count, QUAD * self.quads), *((axis.extent, a.steps[axis.name]) for axis in reversed(turns))]
+        self.steps = math.prod(n for n, _ in self.around)
+
+    def _strips(self, end: SsaValue, vector: int, strip: int, after: SsaValue | None) -> None:
+        """Print the contraction for both kinds of units."""
+        emit, on_vectors = self.emit, super()._strips
+        emit.declared[READY] = f"declare hidden i32 @{READY}()"
+        is_ready = emit.test("icmp ne", emit.call(READY, "i32", 1), constant("i32", 0))
+        emit.branch(is_ready, lambda: self._tiles(end, strip), lambda: on_vectors(end, vector, strip, None))
+
+    def _after(self, terms: Sequence[Axis]) -> SsaValue | None:
+        return None
+
+    # Rows
+
+    def _tiles(self, end: SsaValue, strip: int) -> None:
+        """Print the contraction on matrix units."""
+        emit, rows, a = self.emit, self.rows, self.a
+        even = even_step(rows, a.steps)
+        self.row_bytes, self.line_bytes = even or 0, 0
+        lines, self.width = emit.index(1), self.count
+        if even is None:
+            self.line_bytes, self.row_bytes = (a.steps[axis.name] for axis in rows)
+            lines, self.width = emit.divided(self.count, rows[1].extent), emit.index(rows[1].extent)
+        self.across = emit.most(self._quotient(self.width, emit.index(TILE_ROWS)), emit.index(1))
+        self.height = self._quotient(self.width, self.across)
+        self.end, self.strip = end, strip
+        self.tiles = self._product(lines, self.across)
+        self.turns = self._quotient(self.tiles, emit.index(2))
+        self.found = emit.array("i32", 2 * SUMS)
+        has_sums = self._both(self._before(emit.index(0), self.count), self._before(emit.index(0), end))
+        emit.branch(has_sums, self._products)
+
+    def _quotient(self, a: SsaValue, b: SsaValue) -> SsaValue:
+        """Print a number divided by another one and rounded up; neither is negative."""
+        more = self.emit.add(self.emit.add(a, b), self.emit.index(-1))
+        return self.emit.op("udiv", more, b) if b.number is None else self.emit.divided(more, b.number)
+
+    def _product(self, a: SsaValue, b: SsaValue) -> SsaValue:
+        return self.emit.op("mul nsw", a, b) if b.number is None else self.emit.times(a, b.number)
+
+    def _both(self, a: SsaValue, b: SsaValue) -> SsaValue:
+        return b if a.text == "true" else a if b.text == "true" else self.emit.op("and", a, b)
+
+    def _tile(self, number: SsaValue) -> tuple[SsaValue, SsaValue, SsaValue]:
+        """Print the address of a tile, its first row, and how many rows it shares with the tile before."""
+        emit, line, at = self.emit, self.emit.index(0), number
+        if self.line_bytes and self.across.number is not None:
+            line, at = emit.divided(number, self.across.number), emit.rest(number, self.across.number)
+        begin = self._product(at, self.height)
+        x = emit.least(begin, emit.add(self.width, emit.times(self.height, -1)))
+        place = emit.place("i8", self.a.at, emit.times(line, self.line_bytes))
+        place = emit.place("i8", place, emit.times(x, self.row_bytes))
+        return place, emit.add(self._product(line, self.width), x), emit.add(begin, emit.times(x, -1))
+
+    def _products(self) -> None:
+        """Print the loops over pairs of tiles of rows and over strips of columns."""
+        emit, zero = self.emit, self.emit.index(0)
+        self._configure()
+
+        def strips(body: Callable[..., Sequence[SsaValue]], *own: SsaValue) -> tuple[SsaValue, ...]:
+            return emit.loop(zero, self.end, STRIP, body, *own)
+
+        def pairs(body: Callable[..., Sequence[SsaValue]], *own: SsaValue) -> tuple[SsaValue, ...]:
+            return emit.loop(zero, self.turns, 1, body, *own)
+
+        # Where the next sums are stored; the first tile, the column and the number of the rows before.
+        pending: tuple[SsaValue, ...] = (zero,) * 4
+        if self.strips_pass:
+            pending = strips(lambda n, *own: pairs(lambda p, *last: self._turn(p, n, last), *own), *pending)
+        else:
+            pending = pairs(lambda p, *own: strips(lambda n, *last: self._turn(p, n, last), *own), *pending)
+        print_tiles(emit, "llvm.x86.tilerelease")
+        self._finish(pending, zero, pending[-1])
+
+    def _configure(self) -> None:
+        """Print the configuration of the tile registers: sums, two tiles of rows, two of columns."""
+        emit, height = self.emit, self.height
+        numbers = [1, *[0] * (TILE_BYTES - 1)]
+        for n in range(TILES):
+            numbers[ROW_BYTES_AT + 2 * n] = QUAD * self.quads if n in ROWS else TILE_BYTES
+            numbers[ROWS_AT + n] = self.quads if n in COLUMNS else height.number or 0
+        place = emit.array("i8", TILE_BYTES)
+        emit.store(array("i8", numbers), place, TILE_BYTES)
+        if height.number is None:
+            for n in range(COLUMNS[0]):
+                emit.store(emit.convert("trunc", height, "i8"), emit.place("i8", place, emit.index(ROWS_AT + n)), 1)
+        print_tiles(emit, "llvm.x86.ldtilecfg", place)
+
+    # Products
+
+    def _turn(self, pair: SsaValue, column: SsaValue, pending: Sequence[SsaValue]) -> tuple[SsaValue, ...]:
+        """Print the products of two tiles of rows and a strip; return what is pending then."""
+        emit, first = self.emit, self.emit.times(pair, 2)
+        second, half = emit.add(first, emit.index(1)), emit.add(column, emit.index(STRIP // 2))
+        is_even, is_whole = (self.tiles.number or 1) % 2 == 0, (self.end.number or 1) % STRIP == 0
+        is_pair = constant("i1", 1) if is_even else self._before(second, self.tiles)
+        is_wide = constant("i1", 1) if is_whole else self._before(half, self.end)
+        rows = (self._tile(first)[0], self._tile(second)[0])
+        b = emit.place("i8", self.b.at, emit.times(emit.divided(column, STRIP), self.strip))
+        following = emit.place("i8", b, emit.index(self.strip))
+        has_next = self._before(emit.add(column, emit.index(STRIP)), self.end)
+
+        def beside(step: SsaValue) -> None:
+            self._finish_some(step, pending)
+            if self.strips_pass:
+                emit.branch(has_next, lambda: self._fetch(following, pair, step))
+
+        to = emit.place("i32", self.found, pending[0])
+        self._multiply(_Turn(rows, b, is_pair, is_wide, to), beside)
+        count = emit.times(self.height, 2)
+        if not is_even:
+            count = emit.add(self.height, self._product(self.height, emit.convert("zext", is_pair, "i64")))
+        return emit.op("xor", pending[0], emit.index(SUMS)), first, column, count
+
+    def _multiply(self, turn: _Turn, beside: Callable[[SsaValue], None]) -> None:
+        """Print the products of two tiles of rows and two of columns, and what vector units do beside each step.
+
+        A tile for the next step is loaded as soon as the tile that it replaces has been used.
+        """
+        emit, zero, yes = self.emit, self.emit.index(0), constant("i1", 1)
+
+        def dot(r: int, c: int) -> None:
+            self.dot.add_tiles(emit, 2 * r + c, ROWS[r], COLUMNS[c])
+
+        def dots_of_second() -> None:
+            dot(1, 0)
+            emit.branch(turn.is_wide, lambda: dot(1, 1))
+
+        def further(s: SsaValue) -> None:
+            self._load_rows(turn, 0, s)
+            emit.branch(turn.is_pair, lambda: dot(1, 0))
+            self._load_columns(turn, 0, s)
+            emit.branch(self._both(turn.is_pair, turn.is_wide), lambda: dot(1, 1))
+            emit.branch(turn.is_pair, lambda: self._load_rows(turn, 1, s))
+            emit.branch(turn.is_wide, lambda: self._load_columns(turn, 1, s))
+
+        # A vector operation per step. After about 0.7 us without one, vector units power down, and the next store of a
+        # tile waits a quarter of a microsecond for them (measured on Granite Rapids).
+        def step(s: SsaValue, awake: SsaValue) -> tuple[SsaValue]:
+            dot(0, 0)
+            emit.branch(turn.is_wide, lambda: dot(0, 1))
+            following = emit.add(s, emit.index(1))
+            has_next = self._before(following, emit.index(self.steps))
+            emit.branch(has_next, lambda: further(following), lambda: emit.branch(turn.is_pair, dots_of_second))
+            beside(s)
+            return (fused(emit, awake, awake, awake),)
+
+        def store(n: int) -> None:
+            at = emit.place("i32", turn.to, emit.index((n // 2 * STRIP + n % 2) * TILE_ROWS))
+            print_tiles(emit, "llvm.x86.tilestored64", constant("i8", n), at, emit.index(LINE))
+
+        for n in range(ROWS[0]):
+            print_tiles(emit, "llvm.x86.tilezero", constant("i8", n))
+        self._load_rows(turn, 0, zero)
+        self._load_columns(turn, 0, zero)
+        emit.branch(turn.is_wide, lambda: self._load_columns(turn, 1, zero))
+        emit.branch(turn.is_pair, lambda: self._load_rows(turn, 1, zero))
+        (awake,) = emit.loop(zero, emit.index(self.steps), 1, step, constant("float", 0.0, self.lanes))
+        emit.effect(USED.format(awake.typed))
+        for n, exists in enumerate((yes, turn.is_wide, turn.is_pair, self._both(turn.is_pair, turn.is_wide))):
+            emit.branch(exists, lambda n=n: store(n))  # type: ignore[misc]
+
+    def _load_rows(self, turn: _Turn, r: int, step: SsaValue) -> None:
+        at = self.emit.place("i8", turn.rows[r], self._offset(step))
+        print_tiles(self.emit, LOAD, constant("i8", ROWS[r]), at, self.emit.index(self.row_bytes))
+
+    def _load_columns(self, turn: _Turn, c: int, step: SsaValue) -> None:
+        at = self.emit.add(self.emit.times(step, self.quads * LINE), self.emit.index(c * TILE_BYTES))
+        at = self.emit.place("i8", turn.columns, at)
+        print_tiles(self.emit, LOAD, constant("i8", COLUMNS[c]), at, self.emit.index(LINE))
+
+    def _offset(self, step: SsaValue) -> SsaValue:
+        """Print the distance of the terms of a step from the first ones of a row."""
+        emit, found, rest = self.emit, self.emit.index(0), step
+        for i, (count, each) in enumerate(self.around):
+            own = rest if i + 1 == len(self.around) else emit.rest(rest, count)
+            found, rest = emit.add(found, emit.times(own, each)), emit.divided(rest, count)
+        return found
+
+    # Beside products
+
+    def _finish_some(self, step: SsaValue, pending: Sequence[SsaValue]) -> None:
+        """Print what takes some of the sums before: in all steps together, all of them."""
+        if self.turns.number == 1 and (self.end.number or STRIP + 1) <= STRIP:
+            return
+        each = self._quotient(self.emit.times(self.height, 2), self.emit.index(self.steps))
+        begin = self._product(step, each)
+        self._finish(pending, begin, self.emit.add(begin, each))
+
+    def _fetch(self, strip: SsaValue, pair: SsaValue, step: SsaValue) -> None:
+        """Print the prefetches of some lines of a strip: in all steps of all rows together, all of them."""
+        emit, turns = self.emit, ceil_div(math.prod(axis.extent for axis in self.rows), 2 * TILE_ROWS)
+        count = ceil_div(ceil_div(self.strip, LINE_BYTES), turns * self.steps)
+        first = emit.times(emit.add(emit.times(pair, self.steps), step), count * LINE_BYTES)
+        at = emit.place("i8", strip, first)
+
+        def line(i: SsaValue) -> None:
+            emit.prefetch(emit.place("i8", at, emit.times(i, LINE_BYTES)), locality=2)
+
+        emit.loop(emit.index(0), emit.index(count), 1, line, cost=1)
+
+    def _finish(self, pending: Sequence[SsaValue], begin: SsaValue, end: SsaValue) -> None:
+        """Print what takes the sums of some rows of two tiles."""
+        emit, column = self.emit, pending[2]
+        left = emit.add(self.end, emit.times(column, -1))
+
+        def rows(vectors: int, mask: SsaValue | None) -> None:
+            last = emit.least(end, pending[-1])
+            emit.loop(begin, last, 1, lambda k: self._row(k, pending, vectors, mask))
+
+        def edge() -> None:
+            rest = left if self.end.number is None else emit.index(self.end.number % STRIP)
+            for is_own, vectors, mask in self._tails(rest):
+                emit.branch(is_own, lambda v=vectors, m=mask: rows(v, m))  # type: ignore[misc]
+
+        is_whole = emit.test("icmp sge", left, emit.index(STRIP))
+        if self.end.number is not None and (self.end.number % STRIP == 0 or self.end.number < STRIP):
+            is_whole = constant("i1", self.end.number >= STRIP)
+        emit.branch(is_whole, lambda: rows(2, None), edge)
+
+    def _row(self, k: SsaValue, pending: Sequence[SsaValue], vectors: int, mask: SsaValue | None) -> None:
+        """Print what takes a row of the sums of two tiles."""
+        emit, context, inner = self.emit, self.context, self.rows[-1].extent
+        place, number, column, _ = pending
+        is_second = emit.test("icmp sge", k, self.height)
+        tiles = zip(self._tile(number)[1:], self._tile(emit.add(number, emit.index(1)))[1:], strict=True)
+        first, shared = (emit.select(is_second, b, a) for a, b in tiles)
+        r = emit.add(k, emit.select(is_second, emit.times(self.height, -1), emit.index(0)))
+        row = emit.add(first, r)
+
+        def take() -> None:
+            at = emit.add(r, emit.select(is_second, emit.index(TILE_ROWS), emit.index(0)))
+            at = emit.add(emit.times(at, STRIP), emit.op("xor", place, emit.index(SUMS)))
+            context.era += 1
+            sums = [
+                emit.load(
+                    "i32",
+                    self.lanes,
+                    emit.place("i32", emit.place("i32", self.found, at), emit.index(v * self.lanes)),
+                    LINE_BYTES,
+                    emit.depth,
+                    context.era,
+                )
+                for v in range(vectors)
+            ]
+            block = SumBlock(row, 1, column, vectors, (), self.b.at, mask, lambda _: emit.divided(row, inner))
+            self.printer.end(block, sums)
+
+        across, height = self.across.number, self.height.number
+        is_even = across is not None and height is not None and across * height == self.width.number
+        emit.branch(constant("i1", 1) if is_even else emit.test("icmp sge", r, shared), take)
