@@ -5,7 +5,7 @@ The process must have TRITON_INTERPRET=1 in its environment before Triton is imp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -120,7 +120,7 @@ def _quick_interpreter() -> Iterator[None]:
     The interpreter replaces the language's functions in every call of one of our functions; here this is
     done once for each module. It checks for integer overflows, which it reports in debug mode only; here
     it checks in debug mode only. It multiplies float32 in the same way for every precision, but rejects
-    some precisions.
+    some precisions. It finds the types of shapes and numbers anew for each operation; here they are remembered.
     """
     from triton import language
     from triton.runtime import interpreter
@@ -137,16 +137,41 @@ def _quick_interpreter() -> Iterator[None]:
             seen.add(id(function.__globals__))
         return nothing
 
+    numbers = _remembered(interpreter._get_np_dtype, lambda dtype: dtype.name)
+    shapes = _remembered(language.core._type_for_tuple_values, _sizes)
     builder = interpreter.interpreter_builder
     precisions = (*builder.options.allowed_dot_input_precisions, "bf16x6")
     options = replace(builder.options, sanitize_overflow=builder.options.debug, allowed_dot_input_precisions=precisions)
     with (
         replaced,
         patch.object(interpreter, "_patch_lang", patch_once),
+        patch.object(interpreter, "_get_np_dtype", numbers),
+        patch.object(language.core, "_type_for_tuple_values", shapes),
         patch.object(interpreter.ReduceOps, "generic_reduce", _reduce),
         patch.object(builder, "options", options),
     ):
         yield
+
+
+def _remembered(function: Callable[..., Any], key: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that remembers its results by a key of its arguments, where there is one."""
+    known: dict[Any, Any] = {}
+
+    def found(*args: Any) -> Any:
+        name = key(*args)
+        if name is None:
+            return function(*args)
+        if name not in known:
+            known[name] = function(*args)
+        return known[name]
+
+    return found
+
+
+def _sizes(values: Sequence[Any], fields: Any = None) -> tuple[Any, ...] | None:
+    """Return the sizes of a shape; None for other tuples."""
+    found = tuple(getattr(value, "value", None) for value in values)
+    return found if fields is None and all(type(size) is int for size in found) else None
 
 
 def _reduce(self: Any, tensors: Sequence[Any]) -> list[Any]:
