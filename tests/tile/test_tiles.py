@@ -2,6 +2,7 @@
 
 import ctypes
 import re
+from dataclasses import replace
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -26,20 +27,21 @@ AMX = Target(isa="amx", lanes=16, threads=1, l2_bytes=2 << 20)
 
 @pytest.mark.parametrize("dot", DOTS, ids=lambda dot: dot.name.rpartition("x86.")[2])
 def test_each_instruction_is_one_of_the_machine(dot: DotInstruction):
-    emit, total = Emit(), SsaValue("%total", "i32", 16)
-    bytes_ = [SsaValue(name, "i8", 64) for name in ("%a", "%b")]
-    with emit.function(f"<16 x i32> @f({', '.join(x.typed for x in (total, *bytes_))}) #0"):
+    kind, element = ("float", "bfloat") if dot.a is DType.BF16 else ("i32", "i8")
+    emit, total = Emit(), SsaValue("%total", kind, 16)
+    a, b = (SsaValue(name, element, 16 * dot.group) for name in ("%a", "%b"))
+    with emit.function(f"{total.type} @f({', '.join(x.typed for x in (total, a, b))}) #0"):
         if dot.in_tiles:
             dot.add_tiles(emit, 1, 2, 3)
-        emit.effect(f"ret {(total if dot.in_tiles else dot.add(emit, total, *bytes_)).typed}")
+        emit.effect(f"ret {(total if dot.in_tiles else dot.add(emit, total, a, b)).typed}")
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    assert dot.feature in ISAS["amx"].features
-    text = llvm.parse_assembly(module(emit, ISAS["amx"], ""))
+    isa = replace(ISAS["generic"], features=(*ISAS["avx512"].features, dot.feature))
+    text = llvm.parse_assembly(module(emit, isa, ""))
     assembly = llvm.Target.from_triple(text.triple).create_target_machine(opt=2).emit_assembly(text)
-    operands = r"%tmm3, %tmm2, %tmm1" if dot.in_tiles else r"%zmm2, %zmm1, %zmm0"
-    name = next(part for part in dot.name.split(".") if part.startswith(("tdp", "vpdp")))
-    assert re.search(rf"\t{name}\t{operands}\n", assembly)
+    operands = "%tmm3, %tmm2, %tmm1" if dot.in_tiles else "%zmm2, %zmm1, %zmm0"
+    name = next(part for part in dot.name.split(".") if "dp" in part).removeprefix("v")
+    assert re.search(rf"\tv?{name}\t{operands}\n", assembly)
     assert dot.terms % dot.group == 0 and dot.group * dot.a.size_bytes == 4
 
 

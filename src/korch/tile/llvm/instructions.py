@@ -64,6 +64,7 @@ def _tiles(name: str, feature: str, a: DType, b: DType, group: int) -> DotInstru
 
 DOTS = (
     DotInstruction("llvm.x86.avx512.vpdpbusd.512", "avx512vnni", DType.U8, DType.I8, 1, 16, QUAD, QUAD),
+    DotInstruction("llvm.x86.avx512bf16.dpbf16ps.512", "avx512bf16", DType.BF16, DType.BF16, 1, 16, PAIR, PAIR),
     _tiles("tdpbssd", "amx-int8", DType.I8, DType.I8, QUAD),
     _tiles("tdpbsud", "amx-int8", DType.I8, DType.U8, QUAD),
     _tiles("tdpbusd", "amx-int8", DType.U8, DType.I8, QUAD),

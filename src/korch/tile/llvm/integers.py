@@ -18,12 +18,13 @@ from korch.tile.llvm.arithmetic import is_signed
 from korch.tile.llvm.block import BlockPrinter, Lines, OperandSide, SumBlock
 from korch.tile.llvm.contract import ContractPrinter, Strip
 from korch.tile.llvm.emit import SsaValue, constant
+from korch.tile.llvm.instructions import dot_of
 from korch.tile.llvm.points import KernelContext
 
 PAIRS = {16: "llvm.x86.avx512.pmaddw.d.512", 8: "llvm.x86.avx2.pmadd.wd", 4: "llvm.x86.sse2.pmadd.wd"}
 """The instruction that adds two products of 16-bit numbers in each lane, by number of lanes."""
 
-DOT = "llvm.x86.avx512.vpdpbusd.512"
+DOT = dot_of(DType.U8, DType.I8, in_tiles=False)
 """The instruction that adds four products of an unsigned and a signed byte to each lane."""
 
 TOP_BITS = 0x80808080
@@ -45,7 +46,7 @@ class IntegerBlockPrinter(BlockPrinter):
     def is_dot(self) -> bool:
         """Whether one instruction multiplies and adds four bytes: unsigned ones by signed ones."""
         isa, is_signed_b = self.context.isa, is_signed(self._dtype(self.b))
-        return self.group == QUAD and is_signed_b and "avx512vnni" in isa.features and self.lanes == max(PAIRS)
+        return self.group == QUAD and is_signed_b and DOT.feature in isa.features and self.lanes == DOT.columns
 
     def begin(self, block: SumBlock) -> list[SsaValue]:
         """Print the initial values of the sums of a block."""
@@ -110,7 +111,7 @@ class IntegerBlockPrinter(BlockPrinter):
 
     def _dot(self, total: SsaValue, a: SsaValue, b: SsaValue) -> SsaValue:
         a, b = (self._as(x, "i8") for x in (a, b))
-        return self.emit.call(DOT, "i32", self.lanes, total, a, b)
+        return DOT.add(self.emit, total, a, b)
 
     def products(self, a: SsaValue, b: SsaValue) -> SsaValue:
         """Print the sum of the two products of 16-bit numbers in each lane."""
