@@ -8,8 +8,10 @@ from korch.errors import CompileError
 from korch.measure.toolchain import find_compiler
 from korch.provider.provider import Kernel
 from korch.runtime.bind import bind_steps
-from korch.runtime.source import llvm_string, native_text, print_plan
+from korch.runtime.source import print_plan
 from korch.system.libraries import find_library
+from korch.system.native import native_text
+from korch.tile.llvm.constants import llvm_string
 from tests.runtime import runtime_plans as plans
 
 

@@ -1,15 +1,16 @@
 """Kernels of ONNX Runtime: an opaque operator, run as a session that contains only this node.
 
 With them, Korch runs every model that ONNX Runtime runs: the rest of the graph is optimized around
-such operators. The kernel is native: its source contains the node's model as bytes, and `run` calls
-the library's C interface on Korch's own buffers.
+such operators. The kernel is native: its source contains the node's model as bytes, and
+`korch_onnxruntime.cpp` calls the library's C interface on Korch's own buffers.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -25,10 +26,12 @@ from korch.provider.opaque import is_one_node, node_of
 from korch.provider.provider import Kernel, named_kernel
 from korch.system.extras import install_command
 from korch.system.libraries import ONNXRUNTIME, announce_onnxruntime, find_onnxruntime
+from korch.system.native import native_text
 from korch.target import Target
+from korch.tile.llvm.constants import Constants
 
 MOST_MODEL_BYTES = 1 << 18
-"""The largest model of a node, whose attributes may hold tensors: a larger one makes a source that compiles slowly."""
+"""The largest model of a node, whose attributes may hold tensors, as it is part of the kernel's source."""
 
 MOST_CONSTANT_ELEMENTS = 4096
 """Larger uniform constants are created by the session instead of being written out in the source."""
@@ -70,8 +73,9 @@ class OnnxRuntimeProvider:
         if isinstance(nodes, Refusal):
             return nodes
         model = _model(group, nodes[0]).SerializeToString(deterministic=True)
-        text = _print_source(group, nodes, model)
-        return named_kernel(text, has_state=True, opens=(ONNXRUNTIME,))
+        text = _print_source(group, nodes, model, target.isa)
+        kernel = named_kernel(text, has_state=True, opens=(ONNXRUNTIME,))
+        return replace(kernel, units=(native_text("korch_onnxruntime.cpp"),))
 
 
 def _nodes(group: Group) -> list[Primitive] | Refusal:
@@ -132,7 +136,7 @@ def _session_error(model: bytes) -> str | None:
     return None
 
 
-def _print_source(group: Group, nodes: Sequence[Primitive], model: bytes) -> str:
+def _print_source(group: Group, nodes: Sequence[Primitive], model: bytes, isa: str) -> str:
     position = group.position
     tensors: dict[str, tuple[int, ValueType]] = {}
     for i, value in enumerate(nodes[0].inputs):
@@ -142,39 +146,12 @@ def _print_source(group: Group, nodes: Sequence[Primitive], model: bytes) -> str
     for i, primitive in enumerate(nodes):
         name = f"y{node_of(primitive).output}"
         tensors[name] = (len(group.inputs) + i, group.output_types[i])
-    comment = "".join(f"// {line[:160]}\n" for line in group.text.splitlines())
-    shapes = "".join(
-        f"static const int64_t NAME_{name}[] = {{{_list(type_.shape) or '0'}}};\n"
-        for name, (_, type_) in tensors.items()
-    )
-    rows = "".join(
-        f'  {{"{name}", {buffer}, {onnx_type(type_.dtype)}, {type_.size_bytes}, NAME_{name}, {type_.rank}}},\n'
-        for name, (buffer, type_) in tensors.items()
-    )
-    return f"""{comment}#include "korch_onnxruntime.h"
-
-static const unsigned char NAME_model[] = {{
-{_bytes(model)}
-}};
-{shapes}static const korch_onnxruntime::Tensor NAME_tensors[] = {{
-{rows}}};
-
-extern "C" void* NAME_create(int threads, char* error, size_t error_size) {{
-  return korch_onnxruntime::create(NAME_model, sizeof NAME_model, NAME_tensors, {input_count},
-                                   {len(nodes)}, threads, error, error_size);
-}}
-
-extern "C" int NAME_run(void* state, void* const* buffers) {{
-  return korch_onnxruntime::run(state, buffers);
-}}
-
-extern "C" void NAME_destroy(void* state) {{ korch_onnxruntime::destroy(state); }}
-"""
-
-
-def _list(numbers: Iterable[int]) -> str:
-    return ", ".join(map(str, numbers))
-
-
-def _bytes(data: bytes) -> str:
-    return "\n".join("  " + _list(data[i : i + 24]) + "," for i in range(0, len(data), 24))
+    made = Constants(isa)
+    rows = []
+    for name, (buffer, type_) in tensors.items():
+        shape = made.numbers(f"shape_{name}", [(n,) for n in type_.shape])
+        numbers = f"i64 {buffer}, i64 {onnx_type(type_.dtype)}, i64 {type_.size_bytes}"
+        rows.append(f"{{ {made.string(name)}, {numbers}, {shape} }}")
+    table = made.table("tensors", "{ ptr, i64, i64, i64, i64, ptr }", rows)
+    fields = [made.block("model", model), f"i64 {len(model)}", table, f"i64 {input_count}"]
+    return made.kernel("korch_onnxruntime", fields, ("create", "run", "destroy"), group.text)

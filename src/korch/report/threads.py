@@ -22,9 +22,9 @@ import numpy as np
 from korch.errors import MeasureError, excerpt
 from korch.measure.compiler import Builder
 from korch.report.task_spans import TaskRun, TaskSpan
-from korch.runtime.source import native_text
 from korch.system.child import child_command
 from korch.system.libraries import find_library
+from korch.system.native import native_text
 
 SECONDS = 300
 """The time limit of the process."""

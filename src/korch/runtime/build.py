@@ -24,12 +24,13 @@ from korch.runtime.artifact import Artifact
 from korch.runtime.bind import PlanStep, Program, Slot, SlotPlace, bind_steps
 from korch.runtime.machine import REQUIRED_FLAGS, Requirements
 from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
-from korch.runtime.source import INCLUDE, native_text, print_list, print_plan
+from korch.runtime.source import INCLUDE, print_list, print_plan
 from korch.runtime.waiting import waiting_of
 from korch.runtime.weights import Weights
 from korch.segments.spill import forget
 from korch.system.content_name import content_name
 from korch.system.files import open_file
+from korch.system.native import native_text
 from korch.target import Target
 
 logger = logging.getLogger("korch.runtime")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterator, Sequence
-from importlib.resources import files
 from typing import Any
 
 from korch.events.kernels import TaskStage
@@ -20,8 +19,7 @@ from korch.provider.teams import team_refusal
 from korch.runtime.bind import Program, Slot, SlotPlace
 from korch.system.content_name import content_name
 from korch.target import Target
-from korch.tile.llvm.isa import ISAS
-from korch.tile.llvm.print import MARK
+from korch.tile.llvm.constants import Constants
 
 INCLUDE = re.compile(r'^#include "(korch[\w.]*)"', re.MULTILINE)
 """Matches an include of one of Korch's headers; the group is the header's name."""
@@ -31,64 +29,6 @@ PLAN = "plan_"
 
 PLACES = list(SlotPlace)
 """The numbers of places are their positions here, as in `korch_plan.h`."""
-
-
-def native_text(name: str) -> str:
-    """Return the text of a file of `korch/native`."""
-    return files("korch").joinpath("native", name).read_text(encoding="utf-8")
-
-
-class _Module:
-    """A module of constants."""
-
-    def __init__(self, isa: str) -> None:
-        self.head = f'{MARK}{isa}\ntarget triple = "{ISAS[isa].triple}"\n\n'
-        self.lines: list[str] = []
-        self.functions: dict[str, None] = {}
-        self._strings: dict[str, str] = {}
-
-    def function(self, name: str) -> str:
-        """Return a function that another object defines; "" is none."""
-        if not name:
-            return "ptr null"
-        self.functions[name] = None
-        return f"ptr @{name}"
-
-    def string(self, text: str) -> str:
-        """Return the address of a text."""
-        if text not in self._strings:
-            self._strings[text] = f"ptr @string{len(self._strings)}"
-            kind = f"[{len(text.encode()) + 1} x i8]"
-            self.lines.append(f"@string{len(self._strings) - 1} = private constant {kind} {llvm_string(text)}")
-        return self._strings[text]
-
-    def table(self, name: str, row: str, rows: Sequence[str]) -> str:
-        """Return the length and the address of a table of `row`s."""
-        self.lines += [f"@{name} = private constant [{len(rows)} x {row}] [", *(f"  {row} {r}," for r in rows[:-1])]
-        self.lines += [f"  {row} {rows[-1]}\n]"] if rows else ["]"]
-        return f"i64 {len(rows)}, ptr @{name}"
-
-    def numbers(self, name: str, rows: Sequence[Sequence[int]]) -> str:
-        """Return the length and the address of a table of structs of integers, all of the same length."""
-        width = len(rows[0]) if rows else 1
-        kind = f"{{ {', '.join(['i64'] * width)} }}"
-        return self.table(name, kind, [f"{{ {', '.join(f'i64 {n}' for n in row)} }}" for row in rows])
-
-    def tensors(self, name: str, tensors: Sequence[tuple[str, ValueType]]) -> str:
-        """Return the length and the address of a table of tensors."""
-        rows = []
-        for i, (label, type_) in enumerate(tensors):
-            shape = self.numbers(f"{name}{i}", [(n,) for n in type_.shape]).split(", ")
-            dtype = self.string(type_.dtype.value)
-            rows.append(f"{{ {self.string(label)}, {dtype}, {', '.join(shape)}, i64 {type_.size_bytes} }}")
-        return self.table(name, "{ ptr, ptr, i64, ptr, i64 }", rows)
-
-    def text(self, name: str, fields: Sequence[str]) -> str:
-        """Return the module with a struct of fields, which other objects of the library may refer to."""
-        kinds = ", ".join(field.split()[0] for field in ", ".join(fields).split(", "))
-        declared = [f"declare void @{name}()" for name in self.functions]
-        struct = f"@{name} = hidden constant {{ {kinds} }} {{ {', '.join(fields)} }}"
-        return self.head + "\n".join((*declared, *self.lines, struct, ""))
 
 
 def print_plan(
@@ -109,11 +49,11 @@ def print_plan(
     running = (slots for kernel, slots in _pairs(program) if kernel.symbol)
     flat = [slot for slots in running for slot in slots]
     bindings = [(i,) for i, s in enumerate(flat) if s.place in (SlotPlace.INPUT, SlotPlace.OUTPUT)]
-    made = _Module(target.isa)
+    made = Constants(target.isa)
     fields = [
-        made.tensors("inputs", program.inputs),
-        made.tensors("outputs", program.outputs),
-        made.tensors("constants", constants),
+        _tensors(made, "inputs", program.inputs),
+        _tensors(made, "outputs", program.outputs),
+        _tensors(made, "constants", constants),
         made.table("steps", "{ ptr, ptr, ptr, ptr, ptr, i64, i64 }", _steps(made, program, tasked)),
         made.table("symbols", "ptr", [made.string(k.symbol).removeprefix("ptr ") for k in program.kernels]),
         made.numbers("slots", list(map(_slot, flat))),
@@ -124,21 +64,25 @@ def print_plan(
         f"i64 {target.threads}",
     ]
     made.head += "".join(f"; {line}\n" for s in segments for line in format_tasks(s.graph).splitlines())
-    name = content_name(PLAN.rstrip("_"), made.text("plan", fields))
+    name = content_name(PLAN.rstrip("_"), "\n".join((made.head, *made.lines, *fields)))
     return name, made.text(name, fields)
 
 
 def print_list(names: Sequence[str], isa: str) -> str:
     """Return the module that lists the plans of a library."""
-    made = _Module(isa)
+    made = Constants(isa)
     made.lines += [f"@{name} = external hidden constant i8" for name in dict.fromkeys(names)]
     return made.text("korch_listed", [made.table("plans", "ptr", [f"@{name}" for name in names])])
 
 
-def llvm_string(text: str) -> str:
-    """Return a string constant of LLVM IR that ends with a zero."""
-    kept = (chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\' else f"\\{byte:02X}" for byte in text.encode())
-    return 'c"' + "".join(kept) + '\\00"'
+def _tensors(made: Constants, name: str, tensors: Sequence[tuple[str, ValueType]]) -> str:
+    """Return the length and the address of a table of tensors."""
+    rows = []
+    for i, (label, type_) in enumerate(tensors):
+        shape = made.numbers(f"{name}{i}", [(n,) for n in type_.shape])
+        dtype = made.string(type_.dtype.value)
+        rows.append(f"{{ {made.string(label)}, {dtype}, {shape}, i64 {type_.size_bytes} }}")
+    return made.table(name, "{ ptr, ptr, i64, ptr, i64 }", rows)
 
 
 def _is_split(stage: TaskStage) -> bool:
@@ -146,7 +90,7 @@ def _is_split(stage: TaskStage) -> bool:
     return any(part.stage >= 0 for part in stage.parts)
 
 
-def _queues(made: _Module, segments: Sequence[TaskSegment]) -> Iterator[str]:
+def _queues(made: Constants, segments: Sequence[TaskSegment]) -> Iterator[str]:
     """Yield the tables of the queues of tasks."""
     tasks: list[tuple[int, ...]] = []
     waits: list[tuple[int, int]] = []
@@ -170,7 +114,7 @@ def _has_team(kernel: Kernel) -> bool:
     return kernel.threading is Threading.TEAM and team_refusal(kernel) is None
 
 
-def _steps(made: _Module, program: Program[Any], tasked: Container[str]) -> list[str]:
+def _steps(made: Constants, program: Program[Any], tasked: Container[str]) -> list[str]:
     rows, first = [], 0
     for kernel, slots in _pairs(program):
         name = kernel.symbol

@@ -37,10 +37,10 @@ from korch.runtime import ranged, shaped
 from korch.runtime.artifact import LIBRARY, MANIFEST, SOURCES, Artifact, read_artifact, read_format
 from korch.runtime.record import PlanRecord
 from korch.runtime.shaped import Shared
-from korch.runtime.source import native_text
 from korch.runtime.weights import CHUNK_BYTES, Weights
 from korch.system.alignment import align_up
 from korch.system.libraries import find_library
+from korch.system.native import native_text
 
 FORMAT = "korch-folder"
 SCHEMA = 1

@@ -2,7 +2,6 @@
 //
 // The library is opened when the first kernel is created. Its C interface is a table of function pointers.
 // New versions only append to the table, so the few functions needed are taken by position.
-#pragma once
 
 #include <dlfcn.h>
 #include <stddef.h>
@@ -12,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-namespace korch_onnxruntime {
+namespace {
 
 constexpr int API_VERSION = 11;  // the oldest table that has all of these positions
 constexpr int ERROR_MESSAGE = 2, CREATE_ENVIRONMENT = 3, CREATE_SESSION = 8, RUN = 9;
@@ -22,11 +21,20 @@ constexpr int RELEASE_VALUE = 96, RELEASE_OPTIONS = 100, SET_OPTION = 130;
 
 struct Tensor {
   const char* name;
-  int buffer;
-  int element_type;  // ONNX's number of the type
-  size_t size_bytes;
+  int64_t buffer;
+  int64_t element_type;  // ONNX's number of the type
+  int64_t size_bytes;
+  int64_t rank;
   const int64_t* shape;
-  size_t rank;
+};
+
+// A node's model, and its tensors: inputs before outputs.
+struct Call {
+  const void* model;
+  int64_t model_bytes;
+  int64_t count;
+  const Tensor* tensors;
+  int64_t input_count;
 };
 
 // The library, and the objects that all kernels of a process share.
@@ -79,7 +87,7 @@ struct Library {
   }
 };
 
-inline const Library& library() {
+const Library& library() {
   static const Library shared;
   return shared;
 }
@@ -88,20 +96,15 @@ inline const Library& library() {
 struct State {
   void* session = nullptr;
   pid_t process = 0;  // the process that has the session's threads: a forked child has none of them
-  const void* model = nullptr;
-  size_t model_bytes = 0;
+  const Call* call = nullptr;
   int threads = 1;
-  const Tensor* tensors = nullptr;
-  int input_count = 0, count = 0;
   void** values = nullptr;
   void** places = nullptr;
   const char** names = nullptr;
 };
 
-inline void destroy(void* pointer) {
-  State* state = static_cast<State*>(pointer);
-  if (state == nullptr) return;
-  for (int i = 0; i < state->count; ++i) library().release(RELEASE_VALUE, state->values[i]);
+void destroy(State* state) {
+  for (int i = 0; i < state->call->count; ++i) library().release(RELEASE_VALUE, state->values[i]);
   // In another process, this would wait forever for threads that do not exist.
   if (state->process == getpid()) library().release(RELEASE_SESSION, state->session);
   free(state->values);
@@ -111,7 +114,7 @@ inline void destroy(void* pointer) {
 }
 
 // Create a session for this process. Return whether that failed.
-inline bool open_session(State* state, char* error, size_t error_size) {
+bool open_session(State* state, char* error, size_t error_size) {
   const Library& ort = library();
   void* options = nullptr;
   // Its threads must sleep between runs, because all other kernels run on OpenMP's threads on the same cores.
@@ -121,58 +124,69 @@ inline bool open_session(State* state, char* error, size_t error_size) {
       ort.failed(ort.call(SET_NODE_THREADS, options, 1), error, error_size) ||
       ort.failed(ort.call(SET_OPTION, options, "session.intra_op.allow_spinning", "0"), error,
                  error_size) ||
-      ort.failed(ort.call(CREATE_SESSION, ort.environment, state->model, state->model_bytes,
+      ort.failed(ort.call(CREATE_SESSION, ort.environment, state->call->model, size_t(state->call->model_bytes),
                           options, &state->session), error, error_size);
   ort.release(RELEASE_OPTIONS, options);
   state->process = getpid();
   return bad;
 }
 
-// The model and the tensors (inputs before outputs) must outlive the state.
-inline void* create(const void* model, size_t model_bytes, const Tensor* tensors, int input_count,
-                    int output_count, int threads, char* error, size_t error_size) {
+int run(State* state, void* const* buffers) {
   const Library& ort = library();
-  if (ort.table == nullptr) {
-    snprintf(error, error_size, "%s", ort.error);
-    return nullptr;
-  }
-  State* state = new State();
-  state->tensors = tensors;
-  state->input_count = input_count;
-  state->count = input_count + output_count;
-  state->values = static_cast<void**>(calloc(state->count + 1, sizeof(void*)));
-  state->places = static_cast<void**>(calloc(state->count + 1, sizeof(void*)));
-  state->names = static_cast<const char**>(calloc(state->count + 1, sizeof(char*)));
-  for (int i = 0; i < state->count; ++i) state->names[i] = tensors[i].name;
-  state->model = model;
-  state->model_bytes = model_bytes;
-  state->threads = threads;
-  if (!open_session(state, error, error_size)) return state;
-  destroy(state);
-  return nullptr;
-}
-
-inline int run(void* pointer, void* const* buffers) {
-  const Library& ort = library();
-  State* state = static_cast<State*>(pointer);
+  const Call& call = *state->call;
   char text[200];
   if (state->process != getpid() && open_session(state, text, sizeof text)) return 1;
-  for (int i = 0; i < state->count; ++i) {
-    const Tensor& tensor = state->tensors[i];
+  for (int64_t i = 0; i < call.count; ++i) {
+    const Tensor& tensor = call.tensors[i];
     void* place = buffers[tensor.buffer];
     if (state->values[i] != nullptr && state->places[i] == place) continue;
     ort.release(RELEASE_VALUE, state->values[i]);
     state->values[i] = nullptr;
-    void* status = ort.call(CREATE_TENSOR, ort.memory, place, tensor.size_bytes, tensor.shape,
-                            tensor.rank, tensor.element_type, &state->values[i]);
+    void* status = ort.call(CREATE_TENSOR, ort.memory, place, size_t(tensor.size_bytes), tensor.shape,
+                            size_t(tensor.rank), int(tensor.element_type), &state->values[i]);
     if (ort.failed(status, text, sizeof text)) return 1;
     state->places[i] = place;
   }
-  const size_t inputs = state->input_count, outputs = state->count - inputs;
+  const size_t inputs = call.input_count, outputs = call.count - inputs;
   void* no_options = nullptr;
   void* status = ort.call(RUN, state->session, no_options, state->names, state->values, inputs,
                           state->names + inputs, outputs, state->values + inputs);
   return ort.failed(status, text, sizeof text);
 }
 
-}  // namespace korch_onnxruntime
+}  // namespace
+
+#pragma GCC visibility push(hidden)
+
+extern "C" {
+
+// The call must outlive the state.
+void* korch_onnxruntime_create(const Call* call, int threads, char* error, size_t error_size) {
+  const Library& ort = library();
+  if (ort.table == nullptr) {
+    snprintf(error, error_size, "%s", ort.error);
+    return nullptr;
+  }
+  State* state = new State();
+  state->call = call;
+  state->values = static_cast<void**>(calloc(call->count + 1, sizeof(void*)));
+  state->places = static_cast<void**>(calloc(call->count + 1, sizeof(void*)));
+  state->names = static_cast<const char**>(calloc(call->count + 1, sizeof(char*)));
+  for (int64_t i = 0; i < call->count; ++i) state->names[i] = call->tensors[i].name;
+  state->threads = threads;
+  if (!open_session(state, error, error_size)) return state;
+  destroy(state);
+  return nullptr;
+}
+
+int korch_onnxruntime_run(const Call*, void* state, void* const* buffers) {
+  return run(static_cast<State*>(state), buffers);
+}
+
+void korch_onnxruntime_destroy(const Call*, void* state) {
+  if (state != nullptr) destroy(static_cast<State*>(state));
+}
+
+}  // extern "C"
+
+#pragma GCC visibility pop
