@@ -13,10 +13,9 @@ import pytest
 
 from korch.errors import CompileError
 from korch.measure import compiler, compiler_process
-from korch.measure.compiler import PRECOMPILED, Builder, CompileFailure, usable_folder
+from korch.measure.compiler import Builder, CompileFailure, usable_folder
 from korch.measure.toolchain import Compiler, find_compiler
 from korch.system.deadline import Deadline
-from korch.system.libraries import find_headers
 
 GOOD = 'extern "C" int korch_test_number() { return 41; }'
 OTHER = 'extern "C" int korch_test_other() { return 42; }'
@@ -59,14 +58,6 @@ def test_what_was_built_is_found_again(fresh, tmp_path, monkeypatch):
         fresh.library([GOOD, OTHER + "\n"])
 
 
-WITH_HEADER = '#include "korch_onednn.h"\n' + GOOD
-OTHER_WITH_HEADER = '#include "korch_onednn.h"\n' + OTHER
-needs_onednn = pytest.mark.skipif(
-    find_headers("dnnl.h") is None or "clang" in find_compiler().version.lower(),
-    reason="oneDNN's headers, or GCC, are not installed",
-)
-
-
 @pytest.mark.parametrize(
     ("version", "is_apart"),
     [
@@ -82,67 +73,6 @@ def test_only_some_clangs_count_vectors_of_512_bits_apart(version, is_apart, tmp
     assert ("-mevex512" in Builder("avx512", tmp_path).flags) == is_apart
     assert ("-mevex512" in Builder("amx", tmp_path).flags) == is_apart
     assert "-mevex512" not in Builder("avx2", tmp_path).flags
-
-
-@needs_onednn
-def test_a_header_of_several_sources_is_compiled_once(fresh, tmp_path, monkeypatch):
-    commands, run = [], compiler.run_compiler
-    monkeypatch.setattr(
-        compiler, "run_compiler", lambda command, *rest: (commands.append(command), run(command, *rest))
-    )
-    found = fresh.compile([WITH_HEADER, OTHER_WITH_HEADER])
-    again = Builder("generic", tmp_path)
-    found += again.compile([GOOD, WITH_HEADER + "\n", OTHER_WITH_HEADER + "\n"])
-    assert all(isinstance(path, Path) for path in found)
-    assert sum("c++-header" in command for command in commands) == 1
-    (header,) = tmp_path.glob("kernels/include-*/*.gch")
-    assert sum(f"-I{header.parent}" in command for command in commands) == 6
-
-
-def test_a_header_of_many_kernels_is_compiled_once(fresh, tmp_path, monkeypatch):
-    """One that is included from another header, too, is read from the same folder."""
-    for header in ("korch_contract.h", "korch_tile.h"):
-        monkeypatch.setitem(PRECOMPILED, header, 3)
-    text = '#include "korch_{}.h"\nextern "C" int k{}() {{ return sizeof(korch::Vec<float, 4>); }}\n'
-    sources = [text.format("contract" if i % 2 else "tile", i) for i in range(6)]
-    late = '#include "korch_half.h"\n' + "".join(sources[:2])
-    assert all(isinstance(path, Path) for path in fresh.compile([*sources, late]))
-    assert {path.name for path in tmp_path.glob("kernels/include-*/*.gch")} == {
-        "korch_contract.h.gch",
-        "korch_tile.h.gch",
-    }
-    fewer = Builder("avx2", tmp_path / "other")
-    assert all(isinstance(path, Path) for path in fewer.compile(sources[:4]))
-    assert not list(tmp_path.glob("other/kernels/include-*/*.gch"))
-
-
-@needs_onednn
-def test_a_source_may_include_the_compiled_header_twice_or_late(fresh):
-    twice = "\n".join((WITH_HEADER, OTHER_WITH_HEADER))
-    late = "#include <vector>\n" + WITH_HEADER
-    found = fresh.compile([WITH_HEADER, twice, late])
-    assert all(isinstance(path, Path) for path in found), found
-    (header,) = fresh.folder.glob("include-*/korch_onednn.h")
-    header.write_text("#error damaged")
-    again = Builder("generic", fresh.folder.parent)
-    found = again.compile([WITH_HEADER + "\n", twice + "\n"])
-    assert all(isinstance(path, Path) for path in found), found
-
-
-@needs_onednn
-def test_one_source_is_compiled_without_the_header_and_so_are_all_if_it_fails(fresh, monkeypatch):
-    run = compiler.run_compiler
-
-    def refuse(command, *rest):
-        if "c++-header" in command:
-            raise CompileError("no")
-        run(command, *rest)
-
-    monkeypatch.setattr(compiler, "run_compiler", refuse)
-    assert isinstance(fresh.compile([WITH_HEADER])[0], Path)
-    assert not list(fresh.folder.glob("include-*"))
-    found = fresh.compile([WITH_HEADER + "\n", OTHER_WITH_HEADER])
-    assert all(isinstance(path, Path) for path in found)
 
 
 def test_what_was_begun_is_there_and_the_rest_is_not_waited_for(fresh, monkeypatch):
@@ -180,14 +110,6 @@ def test_a_source_that_was_begun_in_vain_fails_when_it_is_asked_for(fresh):
     good, bad = fresh.compile([GOOD, BAD])
     assert isinstance(good, Path)
     assert isinstance(bad, CompileFailure)
-
-
-@needs_onednn
-def test_a_header_is_precompiled_ahead_too(fresh):
-    fresh.begin([WITH_HEADER, OTHER_WITH_HEADER])
-    fresh.rest()
-    assert all(isinstance(path, Path) for path in fresh.compile([WITH_HEADER, OTHER_WITH_HEADER]))
-    assert len(list(fresh.folder.glob("include-*/*.gch"))) == 1
 
 
 def test_another_instruction_set_is_another_object(fresh, tmp_path):

@@ -339,9 +339,9 @@ def test_a_kernel_brings_a_workspace_if_the_one_that_was_counted_is_too_small(pr
     found = [each for each in made if each[2].workspace_bytes > 64]
     assert found
     for group, offer, kernel in found:
-        counted = f", {kernel.workspace_bytes})"
-        assert kernel.source.count(f"make.workspace(3{counted}") == 1
-        small = replace(kernel, source=kernel.source.replace(f"(3{counted}", "(3, 64)"), workspace_bytes=64)
+        counted = f"i64 3, i64 {kernel.workspace_bytes} }}"
+        assert kernel.source.count(counted) == 1
+        small = replace(kernel, source=kernel.source.replace(counted, "i64 3, i64 64 }"), workspace_bytes=64)
         inputs = [rng.standard_normal(t.shape).astype(np.float32) for t in group.input_types]
         check_kernel(small, group, offer, inputs, builder)
 

@@ -37,10 +37,7 @@ from korch.tile.llvm.print import MARK
 logger = logging.getLogger("korch.measure")
 
 NATIVE_FOLDER = Path(__file__).resolve().parent.parent / "native"
-ONEDNN_HEADER = "korch_onednn.h"
-PRECOMPILED = {ONEDNN_HEADER: 2, "korch_contract.h": 16, "korch_tile.h": 24}
-"""Headers that are precompiled if at least this number of missing sources include them; then this saves time."""
-
+ONEDNN_HEADER = "<oneapi/dnnl/dnnl.h>"
 LATE = 1.5
 """A compiler may take this many times its longest time, also after the end: the machine may just be busy."""
 
@@ -95,7 +92,6 @@ class Builder:
         headers = "".join(p.read_text("utf-8") for p in sorted(NATIVE_FOLDER.iterdir()) if p.is_file())
         stamp = (self.compiler.identity, *self.flags, headers)
         self._salt = hashlib.sha256("\n".join(stamp).encode()).hexdigest()
-        self._precompiled: set[str] = set()
         self._ahead = _Ahead()
 
     def begin(self, sources: Iterable[str]) -> None:
@@ -105,8 +101,6 @@ class Builder:
         called; `compile` calls it.
         """
         todo = [s for s in dict.fromkeys(sources) if not self._target(s).exists()]
-        for header in self._slow_headers(todo):
-            self._ahead.begin(header, partial(self._precompile, header))
         for source in todo:
             self._ahead.begin(source, partial(self._object, source))
 
@@ -131,8 +125,6 @@ class Builder:
         self.rest()
         # A separate deadline, so that the compilers can be stopped when this thread is interrupted.
         stop = Deadline(None if deadline is None else deadline.at_s)
-        for header in self._slow_headers(sources):
-            self._precompile(header, stop)
         pool = ThreadPoolExecutor(usable_cores())
         try:
             found: list[Path | CompileFailure | None] = []
@@ -187,15 +179,6 @@ class Builder:
                 raise CompileError(what, hint="`korch doctor` checks it")
         return self.link([p for p in objects if isinstance(p, Path)], libraries)
 
-    def _slow_headers(self, sources: Sequence[str]) -> list[str]:
-        """Return the headers that many of the missing sources include, and that were not precompiled yet."""
-        missing = [source for source in dict.fromkeys(sources) if not self._target(source).exists()]
-        return [
-            header
-            for header, least in PRECOMPILED.items()
-            if header not in self._precompiled and sum(f'"{header}"' in source for source in missing) >= least
-        ]
-
     def missing_work(self, sources: Iterable[str]) -> float:
         """Return the work to compile those texts that were not compiled before; the unit is a long kernel.
 
@@ -222,39 +205,9 @@ class Builder:
             raise
         self._longest_s, self._hangs = max(self._longest_s, time.monotonic() - begun_s), False
 
-    def _precompile(self, header: str, stop: Deadline | None = None) -> None:
-        """Precompile a header that takes long to compile in each source that includes it.
-
-        The result is stored next to a copy of the header, where only GCC searches for it. All other headers are
-        copied there too, because a header that is read from two folders counts as two headers.
-        """
-        self._precompiled.add(header)
-        if "clang" in self.compiler.version.lower():
-            return
-
-        def make(temporary: Path) -> None:
-            command = [*self.compiler.command, *self.flags, *self._include(header), "-x", "c++-header"]
-            self._run([*command, str(self._headers / header), "-o", str(temporary)], temporary, stop)
-
-        try:
-            self._headers.mkdir(exist_ok=True)
-            for path in sorted(NATIVE_FOLDER.glob("*.h"), key=lambda path: path.name == header):
-                copy, text = self._headers / path.name, path.read_text("utf-8")
-                if not copy.exists() or copy.read_text("utf-8") != text:
-                    _write_atomically(copy, text)
-            self._cached(self._headers / f"{header}.gch", make)
-        except (OSError, CompileError) as error:
-            logger.info("%s is not precompiled: %s", header, error)
-
-    @property
-    def _headers(self) -> Path:
-        """The folder of copies of headers, some of them precompiled."""
-        return self.folder / f"include-{self._salt[:16]}"
-
     def _include(self, source: str) -> list[str]:
         """Return the -I flags for the headers of a source."""
-        found = [f"-I{self._headers}"] if self._precompiled else []
-        found.append(f"-I{NATIVE_FOLDER}")
+        found = [f"-I{NATIVE_FOLDER}"]
         if ONEDNN_HEADER in source and (headers := find_headers("dnnl.h")) is not None:
             found.append(f"-I{headers}")
         return found

@@ -28,6 +28,10 @@ _MOST_AXES = 12
 class OneDnn:
     """The oneDNN library, with one CPU engine.
 
+    Attributes:
+        version: the library's version.
+        numbers: the values of its format tags and algorithms, by name.
+
     Raises:
         ImportError: the library or its headers are not installed.
     """
@@ -44,6 +48,7 @@ class OneDnn:
         self._tags = _enumerators(text, "dnnl_format_tag_t")
         self._alike = _by_key(self._tags)
         self._algorithms = _enumerators(text, "dnnl_alg_kind_t")
+        self.numbers = {**self._tags, **self._algorithms}
         self._queries = _enumerators(text, "dnnl_query_t")
         self._engine = ctypes.c_void_p()
         self._check(self._library.dnnl_engine_create(ctypes.byref(self._engine), _CPU, ctypes.c_size_t(0)))

@@ -1,80 +1,68 @@
-"""Prints a call as C++ that creates the oneDNN primitive and runs it."""
+"""A call -> the source of a kernel: a table that `korch_onednn.cpp` reads to create the oneDNN primitive."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Mapping
 
-from korch.provider.onednn.call import CallTensor, Dims, Eltwise, PrimitiveCall
+from korch.provider.onednn.call import CallTensor, Eltwise, PrimitiveCall
+from korch.tile.llvm.constants import Constants
+from korch.tile.llvm.emit import constant
 
-_NAMES = ("x", "w", "y")
+KINDS = ("convolution", "deconvolution", "matmul", "pooling", "reorder")
+"""The kinds of primitives; the source has a kind's position."""
+
+X, Y, WEIGHTS, BIAS, SECOND, POST = 1, 17, 33, 41, 2, 32768
+"""oneDNN's numbers of the arguments of a primitive: DNNL_ARG_SRC, DST, WEIGHTS, BIAS, SRC_1, and of the first
+post-operation; `korch_onednn.cpp` checks them."""
 
 
-def print_source(call: PrimitiveCall, workspace: int, workspace_bytes: int, comment: str) -> str:
+def print_source(
+    call: PrimitiveCall, workspace: tuple[int, int], comment: str, isa: str, numbers: Mapping[str, int]
+) -> str:
     """Return the source, with NAME as the placeholder of the symbol.
 
     Args:
         call: the primitive; every tensor has a tag or strides.
-        workspace: the position of the workspace in the buffers.
-        workspace_bytes: its size.
+        workspace: the position of the workspace in the buffers, and its size in bytes.
         comment: text for the head of the source.
+        isa: the instruction set.
+        numbers: the values of oneDNN's constants, by name.
     """
-    body = "\n".join(f"  {line}" for line in _create(call, workspace, workspace_bytes))
-    head = "".join(f"// {line}\n" for line in comment.splitlines())
-    return f"""{head}#include "korch_onednn.h"
+    made = Constants(isa)
 
-extern "C" void* NAME_create(int, char* error, size_t error_size) {{
-  korch_onednn::Builder make(error, error_size);
-{body}
-}}
+    def tensor(name: str, tensor: CallTensor, argument: int) -> str:
+        tag, strides = 0, "ptr null"
+        if isinstance(tensor.form, str):
+            tag = numbers[f"dnnl_{tensor.form}"]
+        else:
+            strides = sizes(f"{name}_strides", tensor.form)
+        dims = f"i64 {len(tensor.dims)}, {sizes(f'{name}_dims', tensor.dims)}"
+        return made.record(name, [f"i64 {tensor.buffer}, i64 {argument}, {dims}, i64 {tag}, {strides}"])
 
-extern "C" int NAME_run(void* state, void* const* buffers) {{
-  return korch_onednn::run(state, buffers);
-}}
+    def sizes(name: str, values: tuple[int, ...]) -> str:
+        return made.numbers(name, [(n,) for n in values]).partition(", ")[2]
 
-extern "C" void NAME_destroy(void* state) {{ korch_onednn::destroy(state); }}
-"""
-
-
-def _create(call: PrimitiveCall, workspace: int, workspace_bytes: int) -> Iterator[str]:
-    has_weights = len(call.tensors) > 2
-    names = _NAMES if has_weights else ("x", "y")
-    arguments = {"x": "DNNL_ARG_SRC", "w": "DNNL_ARG_WEIGHTS", "y": "DNNL_ARG_DST"}
-    for name, tensor in zip(names, call.tensors, strict=True):
-        yield f"auto {name} = {_tensor(tensor, arguments[name])};"
-    if call.bias is not None:
-        yield f"auto bias = {_tensor(call.bias, 'DNNL_ARG_BIAS')};"
+    posts = []
     for i, operation in enumerate(call.post):
         if isinstance(operation, Eltwise):
-            numbers = f"{_number(operation.alpha)}, {_number(operation.beta)}"
-            yield f"make.eltwise(dnnl_eltwise_{operation.kind}, {numbers});"
+            kind, other = numbers[f"dnnl_eltwise_{operation.kind}"], "ptr null"
+            factors = [constant("float", value).typed for value in (operation.alpha, operation.beta)]
         else:
-            argument = f"DNNL_ARG_ATTR_MULTIPLE_POST_OP({i}) | DNNL_ARG_SRC_1"
-            other = _tensor(operation.other, argument)
-            yield f"make.binary(dnnl_binary_{operation.kind}, {other});"
-    yield f"make.workspace({workspace}, {workspace_bytes});"
-    parts = [f"dnnl_{call.algorithm}"] if call.kind == "pooling" else []
-    parts += [
-        "x",
-        *(["w", "bias" if call.bias is not None else "nullptr"] if has_weights else []),
-        "y",
-        *map(_dims, call.steps),
+            kind, factors = numbers[f"dnnl_binary_{operation.kind}"], ["float 0.0", "float 0.0"]
+            other = tensor(f"other{i}", operation.other, POST * (i + 1) | SECOND)
+        posts.append(f"{{ i64 {kind}, {', '.join(factors)}, {other} }}")
+    arguments = (X, WEIGHTS, Y) if len(call.tensors) > 2 else (X, Y)
+    own = {n: tensor(f"tensor{n}", t, n) for n, t in zip(arguments, call.tensors, strict=True)}
+    if call.bias is not None:
+        own[BIAS] = tensor("bias", call.bias, BIAS)
+    steps = [sizes(f"step{i}", step) for i, step in enumerate(call.steps)] or ["ptr null"] * 4
+    if call.kind != "pooling":
+        steps.insert(1, "ptr null")
+    fields = [
+        f"i64 {KINDS.index(call.kind)}, i64 {numbers.get(f'dnnl_{call.algorithm}', 0)}",
+        *(own.get(n, "ptr null") for n in (X, WEIGHTS, BIAS, Y)),
+        made.table("posts", "{ i64, float, float, ptr }", posts),
+        *steps,
+        f"i64 {workspace[0]}, i64 {workspace[1]}",
     ]
-    yield f"return make.{call.kind}({', '.join(parts)});"
-
-
-def _tensor(tensor: CallTensor, argument: str) -> str:
-    head = f"{tensor.buffer}, {argument}, {_dims(tensor.dims)}"
-    if isinstance(tensor.form, str):
-        return f"make.tensor({head}, dnnl_{tensor.form})"
-    return f"make.strided({head}, {_dims(tensor.form)})"
-
-
-def _dims(dims: Dims) -> str:
-    return "{" + ", ".join(map(str, dims)) + "}"
-
-
-def _number(value: float) -> str:
-    if math.isinf(value):
-        return "-INFINITY" if value < 0 else "INFINITY"
-    return f"{float(value)!r}f"
+    return made.kernel("korch_onednn", fields, ("create", "run", "destroy"), comment)

@@ -1,5 +1,4 @@
 // Support code for the kernels of the oneDNN provider: creates and runs one primitive with its post-operations.
-#pragma once
 
 #include <math.h>
 #include <oneapi/dnnl/dnnl.h>
@@ -9,15 +8,40 @@
 
 #include "korch_team.h"
 
-namespace korch_onednn {
+namespace {
 
 constexpr int MOST = 32;
 
-struct Dims {
-  dnnl_dims_t values = {};
-  int count = 0;
-  template <typename... N>
-  Dims(N... n) : values{static_cast<dnnl_dim_t>(n)...}, count(sizeof...(n)) {}
+// The constants of the library's interface that `korch.provider.onednn.source` uses by number.
+static_assert(DNNL_ARG_SRC == 1 && DNNL_ARG_DST == 17 && DNNL_ARG_WEIGHTS == 33 && DNNL_ARG_BIAS == 41 &&
+              DNNL_ARG_SRC_1 == 2 && DNNL_ARG_ATTR_MULTIPLE_POST_OP(1) == 2 * 32768);
+
+enum Kind : int64_t { CONVOLUTION, DECONVOLUTION, MATMUL, POOLING, REORDER };
+
+// A tensor in a buffer of the kernel: in the layout of a format tag, or with a stride in elements for each axis.
+struct Tensor {
+  int64_t buffer, argument, rank;
+  const int64_t* dims;
+  int64_t tag;
+  const int64_t* strides;
+};
+
+// A post-operation: on each element, or with another tensor.
+struct Post {
+  int64_t kind;
+  float alpha, beta;
+  const Tensor* other;
+};
+
+// A primitive; what it does not have is null.
+struct Call {
+  Kind kind;
+  int64_t algorithm;
+  const Tensor *x, *w, *bias, *y;
+  int64_t post_count;
+  const Post* posts;
+  const int64_t *strides, *window, *dilations, *begin, *end;
+  int64_t workspace, workspace_bytes;  // the buffer of the scratch memory, and its size
 };
 
 // The engine and the stream that all kernels of a library share.
@@ -34,7 +58,7 @@ struct Device {
   }
 };
 
-inline Device& device() {
+Device& device() {
   static Device shared;
   return shared;
 }
@@ -54,9 +78,7 @@ struct State {
   dnnl_memory_t alone_workspace = nullptr;
 };
 
-inline void destroy(void* pointer) {
-  State* state = static_cast<State*>(pointer);
-  if (state == nullptr) return;
+void destroy(State* state) {
   for (int i = 0; i < state->count; ++i) dnnl_memory_destroy(state->arguments[i].memory);
   if (state->primitive != nullptr) dnnl_primitive_destroy(state->primitive);
   if (state->alone != nullptr) dnnl_primitive_destroy(state->alone);
@@ -68,7 +90,7 @@ inline void destroy(void* pointer) {
 
 // Whether the primitive for one thread is to be run: OpenMP is set to one thread, and the primitive exists. A failed
 // creation is not tried again: the primitive for all threads is then run, as usual.
-inline bool can_run_alone(State& state) {
+bool can_run_alone(State& state) {
   if (state.alone_desc == nullptr || omp_get_max_threads() != 1) return false;
   if (state.alone != nullptr) return true;
   const_dnnl_memory_desc_t desc =
@@ -84,7 +106,7 @@ inline bool can_run_alone(State& state) {
   return false;
 }
 
-inline int run_alone(State& state) {
+int run_alone(State& state) {
   dnnl_exec_arg_t arguments[MOST];
   int count = 0;
   for (int i = 0; i < state.count; ++i)
@@ -94,8 +116,7 @@ inline int run_alone(State& state) {
   return dnnl_primitive_execute(state.alone, device().stream, count, arguments) != dnnl_success;
 }
 
-inline int run(void* pointer, void* const* buffers) {
-  State* state = static_cast<State*>(pointer);
+int run(State* state, void* const* buffers) {
   for (int i = 0; i < state->count; ++i) {
     const int buffer = state->buffers[i];
     void* place = buffer < 0 ? state->own : buffers[buffer];
@@ -119,87 +140,62 @@ class Builder {
     if (device().stream == nullptr) check(dnnl_runtime_error, "engine");
   }
 
-  // A tensor in buffers[buffer], in the layout of a format tag.
-  dnnl_memory_desc_t tensor(int buffer, int argument, const Dims& dims, dnnl_format_tag_t tag) {
-    dnnl_memory_desc_t desc = nullptr;
-    check(dnnl_memory_desc_create_with_tag(&desc, dims.count, dims.values, dnnl_f32, tag),
-          "tensor");
-    return add(buffer, argument, desc);
-  }
-
-  // A tensor in buffers[buffer], with a stride in elements for each axis.
-  dnnl_memory_desc_t strided(int buffer, int argument, const Dims& dims, const Dims& strides) {
-    dnnl_memory_desc_t desc = nullptr;
-    check(dnnl_memory_desc_create_with_strides(&desc, dims.count, dims.values, dnnl_f32,
-                                               strides.values), "tensor");
-    return add(buffer, argument, desc);
-  }
-
-  // Scratch memory in buffers[buffer].
-  void workspace(int buffer, size_t size_bytes) {
-    workspace_ = buffer;
-    workspace_bytes_ = size_bytes;
-  }
-
-  void eltwise(dnnl_alg_kind_t kind, float alpha, float beta) {
-    check(dnnl_post_ops_append_eltwise(post_ops_, kind, alpha, beta), "elementwise operation");
-  }
-
-  void binary(dnnl_alg_kind_t kind, dnnl_memory_desc_t other) {
-    check(dnnl_post_ops_append_binary(post_ops_, kind, other), "binary operation");
-  }
-
-  void* convolution(dnnl_memory_desc_t x, dnnl_memory_desc_t w, dnnl_memory_desc_t bias,
-                    dnnl_memory_desc_t y, const Dims& strides, const Dims& dilations,
-                    const Dims& begin, const Dims& end) {
-    return make("convolution", [&](dnnl_primitive_desc_t* made) {
-      return dnnl_convolution_forward_primitive_desc_create(
-          made, device().engine, dnnl_forward_inference, dnnl_convolution_direct, x, w, bias, y,
-          strides.values, dilations.values, begin.values, end.values, attributes_);
-    });
-  }
-
-  void* deconvolution(dnnl_memory_desc_t x, dnnl_memory_desc_t w, dnnl_memory_desc_t bias,
-                      dnnl_memory_desc_t y, const Dims& strides, const Dims& dilations,
-                      const Dims& begin, const Dims& end) {
-    return make("transposed convolution", [&](dnnl_primitive_desc_t* made) {
-      return dnnl_deconvolution_forward_primitive_desc_create(
-          made, device().engine, dnnl_forward_inference, dnnl_deconvolution_direct, x, w, bias, y,
-          strides.values, dilations.values, begin.values, end.values, attributes_);
-    });
-  }
-
-  void* matmul(dnnl_memory_desc_t a, dnnl_memory_desc_t b, dnnl_memory_desc_t bias,
-               dnnl_memory_desc_t y) {
-    return make("matrix product", [&](dnnl_primitive_desc_t* made) {
-      return dnnl_matmul_primitive_desc_create(made, device().engine, a, b, bias, y, attributes_);
-    });
-  }
-
-  void* pooling(dnnl_alg_kind_t kind, dnnl_memory_desc_t x, dnnl_memory_desc_t y,
-                const Dims& strides, const Dims& kernel, const Dims& dilations, const Dims& begin,
-                const Dims& end) {
-    return make("pooling", [&](dnnl_primitive_desc_t* made) {
-      return dnnl_pooling_forward_primitive_desc_create(
-          made, device().engine, dnnl_forward_inference, kind, x, y, strides.values, kernel.values,
-          dilations.values, begin.values, end.values, attributes_);
-    });
-  }
-
-  void* reorder(dnnl_memory_desc_t x, dnnl_memory_desc_t y) {
-    return make("change of layout", [&](dnnl_primitive_desc_t* made) {
-      return dnnl_reorder_primitive_desc_create(
-          made, x, device().engine, y, device().engine, attributes_);
-    });
+  State* create(const Call& call) {
+    const dnnl_memory_desc_t x = tensor(call.x), w = tensor(call.w), bias = tensor(call.bias), y = tensor(call.y);
+    for (int64_t i = 0; i < call.post_count; ++i) {
+      const Post& post = call.posts[i];
+      const dnnl_alg_kind_t kind = dnnl_alg_kind_t(post.kind);
+      if (post.other != nullptr)
+        check(dnnl_post_ops_append_binary(post_ops_, kind, tensor(post.other)), "binary operation");
+      else check(dnnl_post_ops_append_eltwise(post_ops_, kind, post.alpha, post.beta), "elementwise operation");
+    }
+    workspace_ = int(call.workspace), workspace_bytes_ = size_t(call.workspace_bytes);
+    const dnnl_engine_t engine = device().engine;
+    const dnnl_alg_kind_t algorithm = dnnl_alg_kind_t(call.algorithm);
+    const auto forward = dnnl_forward_inference;
+    switch (call.kind) {
+      case CONVOLUTION:
+        return make("convolution", [&](dnnl_primitive_desc_t* made) {
+          return dnnl_convolution_forward_primitive_desc_create(made, engine, forward, algorithm, x, w, bias, y, call.strides,
+                                                                call.dilations, call.begin, call.end, attributes_);
+        });
+      case DECONVOLUTION:
+        return make("transposed convolution", [&](dnnl_primitive_desc_t* made) {
+          return dnnl_deconvolution_forward_primitive_desc_create(made, engine, forward, algorithm, x, w, bias, y,
+                                                                  call.strides, call.dilations, call.begin, call.end,
+                                                                  attributes_);
+        });
+      case MATMUL:
+        return make("matrix product", [&](dnnl_primitive_desc_t* made) {
+          return dnnl_matmul_primitive_desc_create(made, engine, x, w, bias, y, attributes_);
+        });
+      case POOLING:
+        return make("pooling", [&](dnnl_primitive_desc_t* made) {
+          return dnnl_pooling_forward_primitive_desc_create(made, engine, forward, algorithm, x, y, call.strides,
+                                                            call.window, call.dilations, call.begin, call.end, attributes_);
+        });
+      case REORDER:
+        return make("change of layout", [&](dnnl_primitive_desc_t* made) {
+          return dnnl_reorder_primitive_desc_create(made, x, engine, y, engine, attributes_);
+        });
+    }
+    return nullptr;
   }
 
  private:
-  dnnl_memory_desc_t add(int buffer, int argument, dnnl_memory_desc_t desc) {
+  dnnl_memory_desc_t tensor(const Tensor* tensor) {
+    if (tensor == nullptr) return nullptr;
+    dnnl_memory_desc_t desc = nullptr;
+    const int rank = int(tensor->rank);
+    check(tensor->strides != nullptr
+              ? dnnl_memory_desc_create_with_strides(&desc, rank, tensor->dims, dnnl_f32, tensor->strides)
+              : dnnl_memory_desc_create_with_tag(&desc, rank, tensor->dims, dnnl_f32, dnnl_format_tag_t(tensor->tag)),
+          "tensor");
     dnnl_memory_t memory = nullptr;
     if (failed_ == nullptr) {
       check(dnnl_memory_create(&memory, desc, device().engine, DNNL_MEMORY_NONE), "memory");
     }
-    hold(buffer, argument, memory);
+    hold(int(tensor->buffer), int(tensor->argument), memory);
     return descs_[descs_count_++] = desc;
   }
 
@@ -226,7 +222,7 @@ class Builder {
 
   // `describe` creates a primitive descriptor for the number of threads that OpenMP reports.
   template <class F>
-  void* make(const char* part, F describe) {
+  State* make(const char* part, F describe) {
     check(dnnl_primitive_attr_set_post_ops(attributes_, post_ops_), "attributes");
     if (failed_ == nullptr) check(describe(&made_), part);
     if (failed_ == nullptr && omp_get_max_threads() > 1) {
@@ -266,4 +262,24 @@ class Builder {
   int status_ = 0;
 };
 
-}  // namespace korch_onednn
+}  // namespace
+
+#pragma GCC visibility push(hidden)
+
+extern "C" {
+
+void* korch_onednn_create(const Call* call, int, char* error, size_t error_size) {
+  return Builder(error, error_size).create(*call);
+}
+
+int korch_onednn_run(const Call*, void* state, void* const* buffers) {
+  return run(static_cast<State*>(state), buffers);
+}
+
+void korch_onednn_destroy(const Call*, void* state) {
+  if (state != nullptr) destroy(static_cast<State*>(state));
+}
+
+}  // extern "C"
+
+#pragma GCC visibility pop
