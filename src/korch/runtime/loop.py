@@ -7,7 +7,7 @@ iteration. Its first value is read from the loop's input, and its last value is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,17 +17,28 @@ from korch.candidate.layout import Layout
 from korch.primitive.op import Array
 from korch.primitive.ops.loop import LoopAttributes
 from korch.provider.content import content_version
-from korch.provider.parts import MOST_BUFFERS, Parts
 from korch.provider.provider import Kernel, Threading, named_kernel
 from korch.provider.teams import team_refusal
 from korch.provider.tile_kernel import comment_of
 from korch.runtime.bind import Program, Slot, SlotPlace
 from korch.system.alignment import align_up
 from korch.system.content_name import content_name
+from korch.system.native import native_text
 from korch.target import Target
+from korch.tile.llvm.constants import Constants, llvm_string
 
 ALONE, TEAM, APART = "alone", "team", "apart"
 """How iterations run: on the calling thread, on threads that run all kernels together, or by kernels with threads."""
+
+MODES = (ALONE, TEAM, APART)
+DATA, NONE = -1, -2
+"""Numbers of `korch_loop.cpp`: the modes, and the buffers that are the kernel's own data, or none."""
+
+MOST_BUFFERS = 64
+"""The most buffers of a kernel of an iteration; `korch_loop.cpp` has the same number."""
+
+Place = tuple[int, int]
+"""A buffer of the kernel, and an offset in bytes."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +125,7 @@ class LoopProvider:
         if isinstance(plan, Refusal):
             return plan
         mode = next(m for m in plan.modes if f" iterations {m}: " in offer.variant)
-        return _Printer(group, plan).kernel(mode, comment_of(group, offer), target.threads)
+        return _Printer(group, plan).kernel(mode, comment_of(group, offer), target)
 
     def _plan(self, group: Group) -> LoopPlan | Refusal:
         key = loop_key(group)
@@ -125,7 +136,7 @@ class LoopProvider:
 
 
 class _Printer:
-    """The tables of a loop's source; `korch_loop.h` describes them."""
+    """The tables of a loop's source; `korch_loop.cpp` describes them."""
 
     def __init__(self, group: Group, plan: LoopPlan) -> None:
         self.group, self.plan, self.program = group, plan, plan.program
@@ -135,65 +146,66 @@ class _Printer:
         self.used_bytes = 0
         self.data: list[bytes] = []
         self.fills: list[str] = []
-        self.filled: dict[int, str] = {}
+        self.filled: dict[int, Place] = {}
         self.arena = self.allocate(self.program.arena.size_bytes)
         by_value = {p.output: p.attributes_as(LoopAttributes).output for p in group.body.primitives}
         self.written = {by_value[v]: len(group.inputs) + i for i, (_, v) in enumerate(group.body.outputs)}
 
-    def allocate(self, size_bytes: int) -> str:
+    def allocate(self, size_bytes: int) -> Place:
         """Return a new place in the workspace."""
-        place = f"{{{self.workspace}, {self.used_bytes}}}"
+        place = self.workspace, self.used_bytes
         self.used_bytes += align_up(size_bytes)
         return place
 
-    def given(self, position: int) -> str:
+    def given(self, position: int) -> Place:
         """Return the place of an input of the loop; a uniform constant is written to the workspace."""
         value = self.rows.inputs[position]
         if value in self.group.position:
-            return f"{{{self.group.position[value]}, 0}}"
+            return self.group.position[value], 0
         if value not in self.filled:
             constant = self.group.body.constants[value]
             place = self.filled[value] = self.allocate(constant.type.size_bytes)
             element = np.asarray(constant.scalar).tobytes()
-            self.fills.append(f"{{{place}, {constant.type.size}, {len(element)}, {{{_list(element)}}}}}")
+            numbers = ", ".join(f"i64 {n}" for n in (*place, constant.type.size, len(element)))
+            self.fills.append(f"{{ {numbers}, [16 x i8] {llvm_string(element.ljust(15, bytes(1)))} }}")
         return self.filled[value]
 
-    def constant(self, packed: Array) -> str:
+    def constant(self, packed: Array) -> Place:
         """Return the place of a constant of the iteration in the kernel's own data."""
         offset = sum(map(len, self.data))
         content = np.ascontiguousarray(packed).tobytes()
         self.data.append(content.ljust(align_up(len(content)), b"\0"))
-        return f"{{korch_loop::DATA, {offset}}}"
+        return DATA, offset
 
-    def tables(self) -> Iterator[tuple[str, str, list[str]]]:
-        """Yield the type, the name and the rows of each table of tensors."""
+    def tables(self) -> Iterator[tuple[str, list[tuple[int, ...]]]]:
+        """Yield the name and the rows of each table of tensors."""
         loop, inputs, outputs = self.loop, self.program.inputs, self.program.outputs
         of_position = {position: i for i, position in enumerate(self.plan.inputs)}
         first = len(inputs)
-        states, streams, fixed = [], [], []
+        states: list[tuple[int, ...]] = []
+        streams: list[tuple[int, ...]] = []
+        fixed: list[tuple[int, ...]] = []
         for s in range(loop.states):
             size = outputs[s][1].size_bytes
-            last = f"{{{self.written[s]}, 0}}" if s in self.written else "{korch_loop::NONE, 0}"
+            last = (self.written.get(s, NONE), 0)
             others = self.allocate(2 * align_up(size))
-            states.append(f"{{{of_position[s]}, {first + s}, {self.given(s)}, {last}, {others}, {align_up(size)}}}")
+            states.append((of_position[s], first + s, *self.given(s), *last, *others, align_up(size)))
         for i, is_backward in enumerate(loop.reads_backward, loop.states):
             tensor = of_position[i]
-            size = inputs[tensor][1].size_bytes
-            streams.append(f"{{{tensor}, {self.given(i)}, {size}, {str(is_backward).lower()}}}")
+            streams.append((tensor, *self.given(i), inputs[tensor][1].size_bytes, int(is_backward)))
         for i, is_backward in enumerate(loop.writes_backward, loop.states):
             size = outputs[i][1].size_bytes
-            place, step = (f"{{{self.written[i]}, 0}}", size) if i in self.written else (self.allocate(size), 0)
-            streams.append(f"{{{first + i}, {place}, {step}, {str(is_backward).lower()}}}")
+            place, step = ((self.written[i], 0), size) if i in self.written else (self.allocate(size), 0)
+            streams.append((first + i, *place, step, int(is_backward)))
         for tensor, position in enumerate(self.plan.inputs):
             if position >= loop.states + len(loop.reads_backward):
-                fixed.append(f"{{{tensor}, {self.given(position)}}}")
+                fixed.append((tensor, *self.given(position)))
         for tensor, source in enumerate(self.plan.constants, first + len(outputs)):
-            fixed.append(f"{{{tensor}, {self.given(source) if isinstance(source, int) else self.constant(source)}}}")
-        fixed.append(f"{{{self.tensors - 1}, {self.arena}}}")
-        yield "State", "states", states
-        yield "Stream", "streams", streams
-        yield "Fixed", "fixed", fixed
-        yield "Fill", "fills", self.fills
+            fixed.append((tensor, *(self.given(source) if isinstance(source, int) else self.constant(source))))
+        fixed.append((self.tensors - 1, *self.arena))
+        yield "states", states
+        yield "streams", streams
+        yield "fixed", fixed
 
     @property
     def tensors(self) -> int:
@@ -201,66 +213,51 @@ class _Printer:
         program = self.program
         return len(program.inputs) + len(program.outputs) + len(program.constants) + 1
 
-    def slot(self, slot: Slot) -> str:
+    def slot(self, slot: Slot) -> tuple[int, int, int]:
         first = len(self.program.inputs)
         match slot.place:
             case SlotPlace.INPUT:
-                return f"{{{slot.at}, 0, 0}}"
+                return slot.at, 0, 0
             case SlotPlace.OUTPUT:
-                return f"{{{first + slot.at}, {slot.offset}, 0}}"
+                return first + slot.at, slot.offset, 0
             case SlotPlace.CONSTANT:
-                return f"{{{first + len(self.program.outputs) + slot.at}, 0, 0}}"
+                return first + len(self.program.outputs) + slot.at, 0, 0
             case SlotPlace.ARENA:
-                return f"{{{self.tensors - 1}, {slot.at}, {slot.offset}}}"
+                return self.tensors - 1, slot.at, slot.offset
 
-    def kernel(self, mode: str, comment: str, threads: int) -> Kernel:
+    def kernel(self, mode: str, comment: str, target: Target) -> Kernel:
         """Return the kernel."""
-        parts = Parts.of([kernel for kernel, _ in self.plan.kernels])
-        slots = [self.slot(slot) for _, own in self.plan.kernels for slot in own]
-        ends = [len(own) for _, own in self.plan.kernels]
-        rows = [parts.row(kernel, sum(ends[:i])) for i, kernel in enumerate(parts.kernels)]
+        made, parts = Constants(target.isa), [kernel for kernel, _ in self.plan.kernels]
+        has_state = any(kernel.has_state for kernel in parts)
+        rows: list[str] = []
+        slots: list[tuple[int, ...]] = []
+        for kernel, own in self.plan.kernels:
+            has = {"run": True, "team": kernel.threading is Threading.TEAM}
+            has["create"] = has["destroy"] = kernel.has_state
+            called = (made.function(f"{kernel.symbol}_{name}" if has[name] else "") for name in has)
+            rows.append(f"{{ {', '.join(called)}, i64 {len(slots)} }}")
+            slots += map(self.slot, own)
         first, outputs = len(self.program.inputs), self.program.outputs
-        copies = [f"{{{first + i}, {self.slot(s)}, {outputs[i][1].size_bytes}}}" for i, s in self.program.copies]
-        tables = [("Part", "parts", rows), ("Slot", "slots", slots), *self.tables(), ("Copy", "copies", copies)]
-        lines = ["".join(f"// {line}\n" for line in comment.splitlines()), *parts.sources, '#include "korch_loop.h"\n']
-        lines.append(f"alignas(64) static const unsigned char NAME_data[] = {{{_list(b''.join(self.data)) or '0'}}};")
-        lines += (
-            f"static const korch_loop::{kind} NAME_{name}[] = {{{', '.join((*rows, '{}'))}}};"
-            for kind, name, rows in tables
-        )
-        members = ", ".join(f"{{NAME_{name}, {len(rows)}}}" for _, name, rows in tables)
-        lines.append(f"static const korch_loop::Loop NAME_loop = {{{self.loop.trips}, NAME_data, {members}}};\n")
-        lines += _functions(mode, self.tensors, threads, parts.has_state)
+        copies = [(first + i, *self.slot(s), outputs[i][1].size_bytes) for i, s in self.program.copies]
+        tables: dict[str, Sequence[tuple[int, ...]]] = {"slots": slots, **dict(self.tables()), "copies": copies}
+        numbers = {name: made.numbers(name, own) for name, own in tables.items()}
+        fields = [
+            *(f"i64 {n}" for n in (MODES.index(mode), target.threads, self.loop.trips, self.tensors)),
+            "ptr @NAME_team" if mode == TEAM else "ptr null",
+            made.block("data", b"".join(self.data)),
+            made.table("parts", "{ ptr, ptr, ptr, ptr, i64 }", rows),
+            *(numbers[name] for name in ("slots", "states", "streams", "fixed")),
+            made.table("fills", "{ i64, i64, i64, i64, [16 x i8] }", self.fills),
+            numbers["copies"],
+        ]
+        functions = ("run", *(("team",) if mode == TEAM else ()), *(("create", "destroy") if has_state else ()))
         kernel = named_kernel(
-            "\n".join(lines),
-            has_state=parts.has_state,
+            made.kernel("korch_loop", fields, functions, comment),
+            has_state=has_state,
             workspace_bytes=max(1, self.used_bytes),
-            libraries=parts.libraries,
-            opens=parts.opens,
+            libraries=tuple(dict.fromkeys(name for part in parts for name in part.libraries)),
+            opens=tuple(dict.fromkeys(name for part in parts for name in part.opens)),
             threading={ALONE: Threading.CALLER, TEAM: Threading.TEAM, APART: Threading.OWN}[mode],
         )
-        return replace(kernel, units=parts.units)
-
-
-def _functions(mode: str, tensors: int, threads: int, has_state: bool) -> Iterator[str]:
-    """Yield the kernel's functions."""
-    call = f"korch_loop::run<{tensors}>(NAME_loop, state, buffers, own, {str(mode == APART).lower()})"
-    if mode == TEAM:
-        yield (
-            'extern "C" int NAME_team(void* const* buffers, korch::Member& own) {\n'
-            f"  void* const state = nullptr;\n  return {call};\n}}\n"
-        )
-        body = f"  return korch::run_region({threads}, NAME_team, buffers);"
-    else:
-        body = f"  korch::Member own;\n  return {call};"
-    if has_state:
-        yield (
-            'extern "C" void* NAME_create(int threads, char* error, size_t error_size) {\n'
-            "  return korch_loop::create(NAME_loop, threads, error, error_size);\n}\n\n"
-            'extern "C" void NAME_destroy(void* state) { korch_loop::destroy(NAME_loop, state); }\n'
-        )
-    yield f'extern "C" int NAME_run(void* state, void* const* buffers) {{\n{body}\n}}\n'
-
-
-def _list(content: Iterable[int]) -> str:
-    return ", ".join(map(str, content))
+        units = (native_text("korch_loop.cpp"), *(text for part in parts for text in (part.source, *part.units)))
+        return replace(kernel, units=tuple(dict.fromkeys(units)))
