@@ -10,7 +10,7 @@ import torch
 from korch.frontend.torch.decompose import decompositions
 from tests.support.torch_calls import calls, wrong_calls
 
-PART = 16
+PART = 32
 """The number of calls that are exported together."""
 
 NO_OPERATOR = "PyTorch has no translation of the operator"
