@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from korch.tile.analysis.components import split_of
 from korch.tile.analysis.panels import panels
 from korch.tile.analysis.sums import is_by_lanes, kept_guards, leaves_out, sides_of
-from korch.tile.cpp.split_operands import require_components, split_of
+from korch.tile.cpp.split_operands import require_components
 from korch.tile.ir.program import Contract, Level, Load, Product, TileProgram, refused
 
 PRODUCTS = (Product.F32, Product.F16, Product.BF16, Product.SPLIT)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from korch.ranges.live import Count
 from korch.system.content_name import content_name
+from korch.tile.analysis.components import split_of
 from korch.tile.analysis.shares import PLACE, Shares, by_rows, shares_of
 from korch.tile.analysis.stages import (
     SERIAL_POINTS,
@@ -30,7 +31,6 @@ from korch.tile.analysis.stages import (
 )
 from korch.tile.cpp.accepts import require_contractions
 from korch.tile.cpp.sort import print_sort
-from korch.tile.cpp.split_operands import split_of
 from korch.tile.cpp.steps import StepPrinter, bytes_of_tile
 from korch.tile.cpp.text import C_TYPE, NARROW_TYPE, CppWriter
 from korch.tile.ir.index import Expr

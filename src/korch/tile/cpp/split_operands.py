@@ -1,18 +1,17 @@
 """Prints contractions of operands that are split into bfloat16 components: functions of their elements, and the call.
 
-The operand that is split last, right before the contraction, is split block by block while products are computed; its
-tile holds two blocks. If instead the second operand is given in components, which are prefetched while products are
-computed, the first operand is split completely beforehand.
+The tile of an operand that is split block by block (`korch.tile.analysis.components`) holds two blocks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from korch.system.alignment import round_up
 from korch.target import EDGE
+from korch.tile.analysis.components import WINDOW_AXES, is_split, passing, reader_of, split_of
 from korch.tile.analysis.fetch import Fetches
 from korch.tile.analysis.panels import in_rows, panels
 from korch.tile.analysis.sums import by_row, sides_of
@@ -20,22 +19,7 @@ from korch.tile.cpp.finish import count_of, print_places
 from korch.tile.cpp.loops import LoopPrinter, print_ends
 from korch.tile.cpp.text import CppWriter, loop_end
 from korch.tile.ir.index import Expr, add, constant, substitute, vector_step
-from korch.tile.ir.program import (
-    PAIR,
-    Axis,
-    Buffer,
-    Contract,
-    Level,
-    Load,
-    Loop,
-    Pass,
-    Product,
-    Split,
-    Stage,
-    Step,
-    TileProgram,
-    refused,
-)
+from korch.tile.ir.program import PAIR, Axis, Buffer, Contract, Level, Load, Pass, Product, Stage, TileProgram, refused
 
 PASSING = 2
 """The blocks that the tile of an operand holds if it is split while products are computed; twice as many in a chain."""
@@ -45,31 +29,6 @@ MOST_FACTOR_ROWS = 4 * EDGE
 
 CHAIN_AXES = 4
 """The number of axes: rows, columns and channels of results, and channels of an image."""
-
-WINDOW_AXES = 6
-"""The number of axes: rows, columns and channels of results, rows and columns of a window, and image channels."""
-
-
-def split_of(buffer: Buffer) -> Split | None:
-    """Return how the elements of a buffer are split, or None."""
-    return next((layout for layout in buffer.layout if isinstance(layout, Split)), None)
-
-
-def is_split(program: TileProgram, step: Step) -> bool:
-    """Return whether a step is a pass that splits an operand into components."""
-    return isinstance(step, Pass) and any(split_of(program.buffer(sink.buffer)) for sink in step.sinks)
-
-
-def passing(program: TileProgram, steps: Sequence[Step]) -> Iterator[str]:
-    """Yield the tiles of components that are computed block by block while products are computed."""
-    last = ""
-    for step in steps:
-        if isinstance(step, Loop):
-            yield from passing(program, step.body)
-        elif isinstance(step, Pass) and is_split(program, step):
-            last = step.sinks[0].buffer
-        elif isinstance(step, Contract) and last in (step.a.buffer, step.b.buffer):
-            yield from () if step.registers is not None and step.registers.fetches_b else (last,)
 
 
 def bytes_of_components(program: TileProgram, stage: Stage, buffer: Buffer) -> int:
@@ -170,12 +129,6 @@ class ImageWindow:
     def results(self) -> int:
         """The pixels of a task's results, including the unused ones between its rows."""
         return (self.rows - 1) * (self.pitch // self.strides[1]) + self.columns
-
-
-def reader_of(stage: Stage, name: str) -> Contract:
-    """Return the contraction that multiplies the components of a buffer."""
-    found = (step for _, step in stage.leaves if isinstance(step, Contract))
-    return next(step for step in found if name in (step.a.buffer, step.b.buffer))
 
 
 def maker_of(program: TileProgram, stage: Stage, name: str) -> Pass:

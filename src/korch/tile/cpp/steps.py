@@ -9,6 +9,7 @@ from typing import assert_never
 
 from korch.system.alignment import round_up
 from korch.tile.analysis.axes import Steps, even_step, joined
+from korch.tile.analysis.components import is_split, reader_of, split_of
 from korch.tile.analysis.panels import by_panel, in_rows, panels, strips
 from korch.tile.analysis.registers import FEW_REGISTERS, LONG_BLOCK, REGISTERS
 from korch.tile.analysis.stages import tile_bytes
@@ -19,14 +20,7 @@ from korch.tile.cpp.lanes import axes_around, dense_contraction, print_rows, win
 from korch.tile.cpp.nest import PassPrinter
 from korch.tile.cpp.op import condition_of
 from korch.tile.cpp.sort import loop_head
-from korch.tile.cpp.split_operands import (
-    SplitPrinter,
-    bytes_of_components,
-    is_split,
-    print_product,
-    reader_of,
-    split_of,
-)
+from korch.tile.cpp.split_operands import SplitPrinter, bytes_of_components, print_product
 from korch.tile.cpp.text import CppWriter, loop_end
 from korch.tile.ir.index import add, constant, scale, substitute, var
 from korch.tile.ir.program import (

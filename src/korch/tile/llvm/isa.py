@@ -29,6 +29,11 @@ class Isa:
         return "avx512f" in self.features
 
     @property
+    def has_pairs(self) -> bool:
+        """Whether vectors multiply pairs of bfloat16."""
+        return "avx512bf16" in self.features
+
+    @property
     def is_x86(self) -> bool:
         """Whether the architecture is x86-64."""
         return self.triple.startswith("x86_64")
@@ -48,7 +53,7 @@ ISAS = {
     isa.name: isa
     for isa in (
         Isa("amx", features=(*_VNNI, "amx-tile", "amx-int8", "amx-bf16")),
-        Isa("avx512_bf16", features=_VNNI),
+        Isa("avx512_bf16", features=(*_VNNI, "avx512bf16")),
         Isa("avx512_vnni", features=_VNNI),
         Isa("avx512", features=_AVX512),
         Isa("avx2", features=_AVX2),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from korch.primitive.types import DType
+from korch.tile.analysis.components import split_of
 from korch.tile.ir.program import Buffer, Level, TileProgram
 from korch.tile.llvm.arithmetic import KIND, NARROW, Arithmetic
 from korch.tile.llvm.emit import Emit, SsaValue, array, constant, type_of
@@ -42,6 +43,8 @@ def element_bytes(kind: str) -> int:
 
 def stored_kind(buffer: Buffer) -> str:
     """Return the type in which a buffer stores elements: 16-bit floats are computed as float32."""
+    if split_of(buffer) is not None:
+        return "i16"
     if buffer.dtype in NARROW and buffer.level in (Level.INPUT, Level.OUTPUT):
         return "i16"
     return "i8" if buffer.dtype is DType.BOOL else KIND[buffer.dtype]

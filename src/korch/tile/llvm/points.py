@@ -52,6 +52,8 @@ class KernelContext:
         large: the inputs that are too large for a core's private cache.
         given: the buffers that the kernel only reads.
         bases: the addresses of the buffers.
+        makers: the passes that split operands into components, by the name of the tile of components.
+        passing: the tiles of components that are computed block by block while products are computed.
         era: the number of reads that may see different elements.
     """
 
@@ -63,6 +65,8 @@ class KernelContext:
     large: Set[str]
     given: Set[str]
     bases: dict[str, SsaValue] = field(default_factory=dict)
+    makers: dict[str, Pass] = field(default_factory=dict)
+    passing: Set[str] = frozenset()
     era: int = 0
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from korch.ranges.live import Count
 from korch.system.content_name import content_name
 from korch.target import Target
+from korch.tile.analysis.components import is_split, passing, split_of, tile_in_use
 from korch.tile.analysis.panels import by_panel, panels
 from korch.tile.analysis.shares import PLACE, Shares, by_rows, shares_of
 from korch.tile.analysis.stages import (
@@ -105,18 +106,20 @@ def refusal(program: TileProgram, target: Target) -> str:
         return f"the instruction set {target.isa}"
     for buffer in program.buffers:
         is_panel = buffer.level is not Level.OUTPUT and panels(buffer) is not None
-        if buffer.layout and not (is_panel and len(buffer.layout) == 1):
+        if buffer.layout and not (is_panel and len(buffer.layout) == (2 if split_of(buffer) else 1)):
             return f"the layout of buffer {buffer.name}"
         if buffer.dtype not in KIND:
             return f"elements of type {buffer.dtype.value}"
     for stage in program.stages:
         for _, step in stage.leaves:
             if isinstance(step, Contract):
-                if reason := refused_step(program, step):
+                if reason := refused_step(program, step, ISAS[target.isa]):
                     return reason
                 continue
             if any(panels(program.buffer(op.buffer)) for op in step.ops if isinstance(op, Load)):
                 return "passes that read panels"
+            if is_split(program, step) and len(step.sinks) > 1:
+                return "components of several results"
             if any({step.vector, step.across} & guard.expr.variables for guard in step.where):
                 return "passes that leave elements of a vector out"
             for op in step.ops:
@@ -229,7 +232,8 @@ class _Printer:
         arguments += ["ptr noalias %room", "i64 %begin", "i64 %end", *(value.typed for value in env.values())]
         with emit.function(f"internal void @NAME_stage{i}({', '.join(arguments)}) noinline #0"):
             large, offset = self._large(stage), 0
-            for buffer in tiles_of(self.program, stage):
+            self.context.passing = frozenset(passing(self.program, stage.steps))
+            for buffer in self._tiles(stage):
                 if buffer in large:
                     room = SsaValue("%room", "ptr")
                     self.context.bases[buffer.name] = emit.place("i8", room, emit.index(offset))
@@ -253,7 +257,12 @@ class _Printer:
 
     def _large(self, stage: Stage) -> list[Buffer]:
         """Return the tiles of a stage that are in the workspace."""
-        return [buffer for buffer in tiles_of(self.program, stage) if is_large_tile(stage, tile_bytes(buffer))]
+        return [buffer for buffer in self._tiles(stage) if is_large_tile(stage, tile_bytes(buffer))]
+
+    def _tiles(self, stage: Stage) -> list[Buffer]:
+        """Return the tiles of a stage with their sizes in memory."""
+        tiles = tiles_of(self.program, stage)
+        return [tile_in_use(self.program, stage, b) if split_of(b) is not None else b for b in tiles]
 
     def _shares(self, i: int) -> Shares | None:
         """Return how the coordinates of a stage are divided; None if only whole tasks are."""
@@ -325,7 +334,9 @@ class _Printer:
                 self._loop(step, grid, env)
             elif isinstance(step, Sums):
                 contract_printer(step)(self.context, step, grid, env).run()
-            elif isinstance(step, Pass):
+            elif is_split(self.program, step):
+                self.context.makers[step.sinks[0].buffer] = step
+            else:
                 self._pass(step, grid, env)
 
     def _pass(self, step: Pass, grid: tuple[Axis, ...], env: Env) -> None:

@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from korch.tile.analysis.components import WINDOW_AXES
 from korch.tile.analysis.panels import panels
 from korch.tile.analysis.sums import Sums, is_by_lanes, leaves_out
 from korch.tile.analysis.windows import row_of_window, rows_of_window
-from korch.tile.ir.program import Axis, Contract, TileProgram, refused
+from korch.tile.ir.program import Axis, Contract, Product, TileProgram, refused
 from korch.tile.llvm.block import MOST_UNROLLED, OperandSide, SumBlock
+from korch.tile.llvm.components import ComponentPrinter, ComponentWindowPrinter, refused_components
 from korch.tile.llvm.contract import FLOATS, ContractPrinter, Strip, refused_contraction
 from korch.tile.llvm.emit import SsaValue
 from korch.tile.llvm.functions import fused
 from korch.tile.llvm.index import Env, loop_inside
 from korch.tile.llvm.integers import IntegerPrinter, LanePrinter
+from korch.tile.llvm.isa import Isa
 from korch.tile.llvm.tiles import TilePrinter
 
 PLACES_AHEAD = 48
@@ -41,13 +44,17 @@ def contract_printer(sums: Sums) -> type[ContractPrinter]:
         if sums.step.registers is not None and sums.step.registers.in_tiles:
             return TilePrinter
         return LanePrinter if is_by_lanes(sums.step) else IntegerPrinter
+    if sums.step.product is Product.SPLIT:
+        return ComponentWindowPrinter if len(sums.step.axes) == WINDOW_AXES else ComponentPrinter
     return WindowPrinter if _is_of_windows(sums.step) else ContractPrinter
 
 
-def refused_step(program: TileProgram, step: Contract) -> str:
+def refused_step(program: TileProgram, step: Contract, isa: Isa) -> str:
     """Return why a contraction is not printed yet; "" if it is."""
     if step.product.is_of_bytes:
         return ""
+    if step.product is Product.SPLIT:
+        return refused_components(program, step) if isa.has_pairs else "products of components on matrix units"
     if not _is_of_windows(step):
         return refused_contraction(program, step)
     return "" if step.product in FLOATS else f"windows by {step.product.value}"

@@ -1,0 +1,466 @@
+"""Prints products of operands that are split into bfloat16 components, of which each element has one.
+
+Components are in blocks of 32 rows or columns and steps of 32 terms. The rows of a step lie one after another. Its
+columns are two tiles of 16, which have the terms in pairs: each lane multiplies two terms and adds the products to its
+sum. Terms beyond the last one are 0. The operand that is made last is split block by block while products are computed
+(`korch.tile.analysis.components`); other operands are split before that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from korch.system.alignment import round_up
+from korch.target import EDGE
+from korch.tile.analysis.components import WINDOW_AXES, pixels_of, split_of
+from korch.tile.analysis.panels import in_rows, panels
+from korch.tile.analysis.sums import by_row, sides_of
+from korch.tile.ir.index import constant as number
+from korch.tile.ir.index import substitute
+from korch.tile.ir.program import PAIR, At, Axis, Contract, Level, Pass, Registers, Stage, TileProgram, refused
+from korch.tile.llvm.block import LINE_BYTES, BlockPrinter, Lines, OperandSide, SumBlock
+from korch.tile.llvm.contract import ContractPrinter, Strip
+from korch.tile.llvm.emit import SsaValue, constant
+from korch.tile.llvm.index import Env, address
+from korch.tile.llvm.points import KernelContext, PointPrinter, PointVector
+from korch.tile.llvm.sums import SumsPrinter
+
+DOT = "llvm.x86.avx512bf16.dpbf16ps.512"
+"""The instruction that adds two products of bfloat16 to each lane."""
+
+LANES = 16
+"""The lanes of its vectors, and the columns of a tile."""
+
+TILE = LANES * EDGE
+"""The components in a tile of one step."""
+
+STEP = EDGE * EDGE
+"""The components of a block in one step."""
+
+PAIRS = EDGE // PAIR
+"""The pairs of terms of a step."""
+
+ROWS_AT_ONCE = 8
+"""The rows of a block of sums: with two vectors of columns, they and the operands fill half of the registers."""
+
+UNROLLED_PAIRS = 4
+
+PRODUCT_AXES = 3
+"""The number of axes of a product: rows, columns and terms."""
+
+TOP = 0xFFFF0000
+"""The bits of a float32 that are those of a bfloat16."""
+
+
+def refused_components(program: TileProgram, step: Contract) -> str:
+    """Return why a contraction of components is not printed yet; "" if it is."""
+    splits = [split_of(program.buffer(at.buffer)) for at in (step.a, step.b)]
+    if any(split is None or split.components > 1 for split in splits):
+        return "products of several components"
+    if step.factor is not None or step.where or len(step.axes) not in (PRODUCT_AXES, WINDOW_AXES):
+        return "products of components with factors or of linked convolutions"
+    return ""
+
+
+class OperandSplitter(PointPrinter):
+    """Prints how blocks of an operand are split."""
+
+    def __init__(
+        self, context: KernelContext, grid: tuple[Axis, ...], pass_: Pass, env: Env, *, is_image: bool = False
+    ) -> None:
+        """Prepare the pass; unless it is that of an image, its operations are indexed by the number of the row."""
+        super().__init__(context, Stage(grid, (pass_,)), pass_, env)
+        *self.rows, self.last = pass_.axes
+        ranges = dict(self.ranges)
+        self.pass_ = pass_ if is_image else by_row(pass_, self.rows, ranges)
+        self.ranges, self.ops = ranges, {op.name: op for op in self.pass_.ops}
+
+    def _of_row(self, row: SsaValue) -> Env:
+        """Print the values of the axes of rows at a row."""
+        own, left = {"row": row}, row
+        for axis in reversed(self.rows):
+            own[axis.name] = left if axis is self.rows[0] else self.emit.rest(left, axis.extent)
+            left = self.emit.divided(left, axis.extent)
+        return own
+
+    def _bits(self, own: Env, at: SsaValue, mask: SsaValue | None) -> SsaValue:
+        """Print the bits of a vector of elements of a row from `at` on; those that are masked out are arbitrary."""
+        emit = self.emit
+        points = PointVector({**self.env, **own, self.last.name: at}, self.ranges, self.last.name, LANES, mask, True)
+        (sink,) = self.pass_.sinks
+        return emit.bits(emit.splat(self.values(points)[sink.value], LANES), "i32")
+
+    def rows_block(self, to: SsaValue, first: SsaValue, count: SsaValue, terms: SsaValue) -> None:
+        """Print the loops that split up to 32 rows.
+
+        Args:
+            to: where their components begin.
+            first: the first row.
+            count: how many there are.
+            terms: the number of terms.
+        """
+        self._rows_of(to, lambda i: self._of_row(self.emit.add(first, i)), count, terms, STEP)
+
+    def pixels(self, to: SsaValue, first: SsaValue, count: SsaValue, plane: int) -> None:
+        """Print the loops that split pixels of an image, whose rows are one after another.
+
+        Args:
+            to: where their components begin.
+            first: the first row of the image.
+            count: the number of pixels.
+            plane: the components of all pixels in a step of channels.
+        """
+        emit, (u, v) = self.emit, self.rows
+
+        def line(i: SsaValue) -> None:
+            begin = emit.times(i, v.extent)
+            end = emit.least(emit.index(v.extent), emit.add(count, emit.times(begin, -1)))
+            at, own = emit.place("i16", to, emit.times(begin, EDGE)), {u.name: emit.add(first, i)}
+            self._rows_of(at, lambda x: {**own, v.name: x}, end, emit.index(self.last.extent), plane)
+
+        emit.loop(emit.index(0), emit.divided(emit.add(count, emit.index(v.extent - 1)), v.extent), 1, line)
+
+    def _rows_of(
+        self, to: SsaValue, own: Callable[[SsaValue], Env], count: SsaValue, terms: SsaValue, plane: int
+    ) -> None:
+        emit = self.emit
+        whole = emit.times(emit.divided(terms, EDGE), EDGE)
+        left = emit.add(terms, emit.times(whole, -1))
+
+        def row(i: SsaValue) -> None:
+            at = emit.place("i16", to, emit.times(i, EDGE))
+
+            def half(k: SsaValue, h: int, mask: SsaValue | None) -> None:
+                bits = self._bits(own(i), emit.add(k, emit.index(h * LANES)), mask)
+                high = emit.op("lshr", bits, constant("i32", LANES))
+                if mask is not None:
+                    high = emit.select(mask, high, constant("i32", 0, LANES))
+                store(k, h, emit.convert("trunc", high, "i16"))
+
+            def store(k: SsaValue, h: int, x: SsaValue) -> None:
+                place = emit.place("i16", at, emit.times(emit.divided(k, EDGE), plane))
+                emit.store(x, emit.place("i16", place, emit.index(h * LANES)), EDGE)
+
+            def some(h: int) -> None:
+                narrow = emit.convert("trunc", emit.add(left, emit.index(-h * LANES)), "i32")
+                lanes = SsaValue(f"<{', '.join(f'i32 {n}' for n in range(LANES))}>", "i32", LANES)
+                mask = emit.test("icmp ult", lanes, narrow)
+                known = left.number
+                half(whole, h, None if known is not None and known >= (h + 1) * LANES else mask)
+
+            def rest() -> None:
+                some(0)
+                zero = constant("i16", 0, LANES)
+                emit.branch(self._exceeds(left, LANES), lambda: some(1), lambda: store(whole, 1, zero))
+
+            def step(k: SsaValue) -> None:
+                half(k, 0, None)
+                half(k, 1, None)
+
+            emit.loop(emit.index(0), whole, EDGE, step)
+            emit.branch(self._exceeds(left, 0), rest)
+
+        emit.loop(emit.index(0), count, 1, row)
+
+    def columns_block(self, to: SsaValue, strip: Strip, terms: SsaValue, first: SsaValue) -> None:
+        """Print the loops that split the columns of a strip.
+
+        Args:
+            to: where their components begin.
+            strip: the columns.
+            terms: the number of terms.
+            first: the first term.
+        """
+        emit = self.emit
+        whole, used = emit.divided(terms, PAIR), emit.divided(emit.add(terms, emit.index(1)), PAIR)
+        end = emit.times(emit.divided(emit.add(terms, emit.index(EDGE - 1)), EDGE), PAIRS)
+
+        def line(p: SsaValue, h: int, v: int) -> SsaValue:
+            mask = strip.mask if v == strip.vectors - 1 else None
+            column = emit.add(strip.column, emit.index(v * LANES))
+            return self._bits(self._of_row(emit.add(emit.add(first, emit.times(p, PAIR)), emit.index(h))), column, mask)
+
+        def pair(p: SsaValue, count: int = PAIR) -> None:
+            at = emit.place("i16", to, emit.times(p, EDGE))
+            at = emit.place("i16", at, emit.times(emit.divided(p, PAIRS), TILE))
+            for v in range(strip.vectors):
+                lines = [line(p, h, v) for h in range(count)]
+                x = emit.op("lshr", lines[0], constant("i32", LANES)) if lines else constant("i32", 0, LANES)
+                if count == PAIR:
+                    x = emit.op("or", x, emit.op("and", lines[1], constant("i32", TOP)))
+                emit.store(x, emit.place("i16", at, emit.index(v * TILE)), 2 * EDGE)
+
+        emit.loop(emit.index(0), whole, 1, pair)
+        emit.branch(self._exceeds(used, whole), lambda: pair(whole, 1))
+        emit.loop(used, end, 1, lambda p: pair(p, 0))
+
+    def _exceeds(self, a: SsaValue, b: SsaValue | int) -> SsaValue:
+        b = self.emit.index(b) if isinstance(b, int) else b
+        x, y = a.number, b.number
+        return constant("i1", x > y) if x is not None and y is not None else self.emit.test("icmp sgt", a, b)
+
+
+@dataclass
+class SplitBlockPrinter(BlockPrinter):
+    """Prints the blocks of a contraction of components.
+
+    `turns` has the loops over steps of terms: their count, and the distances in both operands.
+    """
+
+    turns: Sequence[tuple[SsaValue, int, int]] = ()
+
+    def _outer(
+        self, axes: Sequence[Axis], block: SumBlock, at: tuple[SsaValue, SsaValue, SsaValue], sums: Sequence[SsaValue]
+    ) -> Sequence[SsaValue]:
+        """Print the loops over steps, and over the pairs of terms of a step."""
+        return self._steps(self.turns, block, at[:PAIR], sums)
+
+    def _steps(
+        self,
+        turns: Sequence[tuple[SsaValue, int, int]],
+        block: SumBlock,
+        at: Sequence[SsaValue],
+        sums: Sequence[SsaValue],
+    ) -> Sequence[SsaValue]:
+        emit = self.emit
+
+        def step(k: SsaValue, *own: SsaValue) -> Sequence[SsaValue]:
+            if len(turns) == 1:
+                self._prefetch(block, k)
+            places = [emit.add(x, emit.times(k, n)) for x, n in zip(at, turns[0][1:], strict=True)]
+            return self._steps(turns[1:], block, places, own)
+
+        def pairs(p: SsaValue, *own: SsaValue) -> Sequence[SsaValue]:
+            a_at, b_at = (emit.add(x, emit.times(p, n)) for x, n in zip(at, (PAIR, EDGE), strict=True))
+            found: Sequence[SsaValue] = own
+            for u in range(UNROLLED_PAIRS):
+                found = self._added(block, (a_at, u * PAIR), (b_at, u * EDGE), found)
+            return found
+
+        if not turns:
+            return emit.loop(emit.index(0), emit.index(PAIRS), UNROLLED_PAIRS, pairs, *sums)
+        return emit.loop(emit.index(0), turns[0][0], 1, step, *sums)
+
+    def _added(
+        self, block: SumBlock, a: tuple[SsaValue, int], b: tuple[SsaValue, int], sums: Sequence[SsaValue]
+    ) -> list[SsaValue]:
+        """Print the multiply-adds of a pair of terms."""
+        emit, found = self.emit, list(sums)
+        second = emit.place("i16", block.second, b[0])
+        places = [emit.place("i16", second, emit.index(b[1] + v * TILE)) for v in range(block.vectors)]
+        columns = [self._pairs(self.b, place, LANES) for place in places]
+        for r, (first, offset) in enumerate(block.first):
+            at = emit.place("i16", emit.place("i16", first, a[0]), emit.index(offset + a[1]))
+            x = self._pairs(self.a, at, 1)
+            for v, column in enumerate(columns):
+                k = r * block.vectors + v
+                found[k] = emit.call(DOT, "float", LANES, found[k], x, column)
+        return found
+
+    def _pairs(self, side: OperandSide, at: SsaValue, lanes: int) -> SsaValue:
+        """Print a load of pairs of terms; a single one is repeated in each lane."""
+        emit, era = self.emit, 0
+        if side.buffer not in self.context.given:
+            self.context.era += 1
+            era = self.context.era
+        x = emit.splat(emit.load("i32", lanes, at, 4, emit.depth, era), LANES)
+        return emit.pure("bfloat", PAIR * LANES, f"bitcast {x.typed} to <{PAIR * LANES} x bfloat>", x)
+
+
+class ComponentPrinter(ContractPrinter):
+    """Prints one contraction of components."""
+
+    def _blocks(self, env: Env) -> None:
+        """Print the loops over blocks of the operand that is split meanwhile, and over those of the other one."""
+        step, makers, moving = self.step, self.context.makers, self.context.passing
+        self.passes_rows, self.passes_columns = (at.buffer in moving for at in (step.a, step.b))
+        self.row_maker, self.column_maker = (
+            OperandSplitter(self.context, self.grid, makers[at.buffer], env, is_image=is_image)
+            if at.buffer in makers
+            else None
+            for at, is_image in ((step.a, len(step.axes) == WINDOW_AXES), (step.b, False))
+        )
+        self.a, self.b = (self._components(at, env) for at in (step.a, step.b))
+        out = self._side(step.out, env)
+        self._measure(env)
+        if self.context.program.buffer(out.buffer).level is not Level.TILE or out.steps[self.columns.name] != 1:
+            raise refused(f"buffer {out.buffer} is no tile with columns side by side")
+        finish = self.sums.finish and SumsPrinter(self.context, self.grid, step, self.sums.finish, env)
+        rescale = self._side(step.rescale, env) if step.rescale is not None else None
+        self.registers = Registers(min(ROWS_AT_ONCE, math.prod(axis.extent for axis in self.rows)), PAIR)
+        self.printer = SplitBlockPrinter(
+            self.context,
+            self.registers,
+            (out, self.a, self.b),
+            self.rows,
+            (),
+            TILE,
+            self.emit.index(0),
+            finish or None,
+            self.sums.is_zeroed,
+            rescale,
+            self.turns,
+        )
+        self.end = self._end(self.columns, env)
+        self.is_made = False
+        if self.column_maker is not None and not self.passes_columns:
+            self._strips(self.end, TILE, self.strip, None)
+        self.is_made = True
+        self._products(env)
+
+    def _components(self, at: At, env: Env) -> OperandSide:
+        """Print the address of an operand's components."""
+        buffer, base = self.context.program.buffer(at.buffer), self.context.bases[at.buffer]
+        if buffer.level is Level.INPUT:
+            layout = panels(buffer)
+            assert layout is not None
+            start = substitute(at.index, {axis.name: number(0) for axis in self.step.axes}, self.ranges)
+            base = address(self.emit, "i16", base, in_rows(buffer, layout, start, self.ranges), env)
+        return OperandSide(at.buffer, "i16", base, {}, True)
+
+    def _measure(self, env: Env) -> None:
+        """Print the number of terms; take the sizes of blocks and strips."""
+        emit, second = self.emit, self.context.program.buffer(self.step.b.buffer)
+        self.rows, self.columns, (terms,) = sides_of(self.step)
+        self.terms, self.size = self._end(terms, env), round_up(terms.extent, EDGE) * EDGE
+        self.turns = [(emit.divided(emit.add(self.terms, emit.index(EDGE - 1)), EDGE), STEP, STEP)]
+        self.strip = 0 if self.passes_columns else self.size
+        layout = panels(second)
+        if layout is not None and second.level is Level.INPUT:
+            self.strip = second.size // layout.columns * layout.width
+
+    def _products(self, env: Env) -> None:
+        """Print the loops over blocks of rows and strips of columns."""
+        emit, total = self.emit, math.prod(axis.extent for axis in self.rows[1:])
+        rows = emit.times(self._end(self.rows[0], env), total)
+
+        def block(first: SsaValue) -> None:
+            self.first, self.count = first, emit.least(emit.index(EDGE), emit.add(rows, emit.times(first, -1)))
+            if self.row_maker is not None:
+                at = emit.index(0) if self.passes_rows else emit.times(emit.divided(first, EDGE), self.size)
+                self.row_maker.rows_block(emit.place("i16", self.a.at, at), first, self.count, self.terms)
+            if self.passes_rows:
+                self._strips(self.end, TILE, self.strip, None)
+
+        emit.loop(emit.index(0), rows, EDGE, block)
+        if not self.passes_rows:
+            self.first, self.count = emit.index(0), rows
+            self._strips(self.end, TILE, self.strip, None)
+
+    def _strip(self, strip: Strip) -> None:
+        """Print how a strip of columns is split, or its blocks of sums."""
+        if self.column_maker is not None and (self.passes_columns or not self.is_made):
+            self._split_columns(self.column_maker, strip)
+        if self.is_made:
+            self._multiply(strip)
+
+    def _split_columns(self, maker: OperandSplitter, strip: Strip) -> None:
+        maker.columns_block(strip.second, strip, self.terms, self.emit.index(0))
+
+    def _multiply(self, strip: Strip) -> None:
+        super()._strip(strip)
+
+    def _rows(self, strip: Strip, r: SsaValue, rows: int) -> None:
+        emit, size = self.emit, self.rows[-1].extent
+        row, base = emit.add(self.first, r), emit.place("i16", self.a.at, emit.times(emit.rest(r, EDGE), EDGE))
+        if not self.passes_rows:
+            base = emit.place("i16", base, emit.times(emit.divided(row, EDGE), self.size))
+
+        def group(i: int) -> SsaValue:
+            return emit.divided(emit.add(row, emit.index(i)), size)
+
+        first = [(base, i * EDGE) for i in range(rows)]
+        block = SumBlock(row, rows, strip.column, strip.vectors, first, strip.second, strip.mask, group)
+        self.printer.run(replace(block, lines=self._lines(strip, r)))
+
+    def _lines_of_b(self, strip: Strip, r: SsaValue) -> list[Lines]:
+        """Print the lines of the next strip of a second operand that is given in components."""
+        emit = self.emit
+        if self.column_maker is not None or strip.following is None:
+            return []
+        following, is_last = strip.following
+        height, size = math.prod(axis.extent for axis in self.rows), STEP * self.b.size_bytes
+        each = -(-size // LINE_BYTES // max(1, height // self.registers.rows))
+        line = emit.times(emit.divided(r, self.registers.rows), each * LINE_BYTES)
+        is_inside = emit.op("and", self._before(line, emit.index(size)), emit.op("xor", is_last, constant("i1", 1)))
+        at = emit.select(is_inside, emit.place("i8", following, line), strip.second)
+        return [Lines(at, emit.select(is_inside, emit.index(size), emit.index(0)), each)]
+
+    def _lines_of_a(self, strip: Strip, r: SsaValue) -> list[Lines]:
+        return []
+
+
+class ComponentWindowPrinter(ComponentPrinter):
+    """Prints one contraction over windows of an image that is split into components: pixels side by side."""
+
+    def _measure(self, env: Env) -> None:
+        """Take the sizes of the image and of strips."""
+        emit, step = self.emit, self.step
+        y, x, self.columns, *taps, channels = step.axes
+        self.rows, self.pixels, self.taps = [y, x], pixels_of(self.context.program, step), taps
+        steps = -(-channels.extent // EDGE)
+        size = steps * STEP
+        self.strip = 0 if self.passes_columns else size * math.prod(axis.extent for axis in taps)
+        self.channels, self.size = channels.extent, size
+        most = self.pixels.count(self.most if self.passes_rows else y.extent)
+        self.plane = most * EDGE
+        self.turns = [
+            (emit.index(taps[0].extent), self.pixels.taps[0] * EDGE, taps[1].extent * size),
+            (emit.index(taps[1].extent), self.pixels.taps[1] * EDGE, size),
+            (emit.index(steps), self.plane, STEP),
+        ]
+
+    @property
+    def most(self) -> int:
+        """The rows of results whose pixels are split together."""
+        return self.step.registers.rows if self.step.registers is not None else self.rows[0].extent
+
+    def _products(self, env: Env) -> None:
+        """Print the loops over blocks of rows of results and strips of columns."""
+        emit, rows, own = self.emit, self._end(self.rows[0], env), self.pixels
+        assert self.row_maker is not None
+        maker, most = self.row_maker, self.most if self.passes_rows else self.rows[0].extent
+
+        def block(first: SsaValue) -> None:
+            self.first, self.count = first, emit.least(emit.index(most), emit.add(rows, emit.times(first, -1)))
+            count = emit.add(emit.times(self.count, own.down), emit.index(own.count(0)))
+            maker.pixels(self.a.at, emit.times(first, own.down // own.pitch), count, self.plane)
+            self._strips(self.end, TILE, self.strip, None)
+
+        emit.loop(emit.index(0), rows, most, block)
+
+    def _split_columns(self, maker: OperandSplitter, strip: Strip) -> None:
+        emit = self.emit
+
+        def tap(i: SsaValue) -> None:
+            at = emit.place("i16", strip.second, emit.times(i, self.size))
+            maker.columns_block(at, strip, emit.index(self.channels), emit.times(i, self.channels))
+
+        emit.loop(emit.index(0), emit.index(math.prod(axis.extent for axis in self.taps)), 1, tap)
+
+    def _multiply(self, strip: Strip) -> None:
+        """Print the loops over rows of results and over blocks of a row."""
+        emit, own, width = self.emit, self.pixels, self.rows[1].extent
+        at_once = -(-width // -(-width // ROWS_AT_ONCE))
+
+        def row(y: SsaValue) -> None:
+            line, start = emit.place("i16", self.a.at, emit.times(y, own.down * EDGE)), emit.add(self.first, y)
+
+            def block(x: SsaValue, rows: int = at_once) -> None:
+                base = emit.place("i16", line, emit.times(x, own.across * EDGE))
+                first = [(base, i * own.across * EDGE) for i in range(rows)]
+                number = emit.add(emit.times(start, width), x)
+                self.printer.run(
+                    SumBlock(
+                        number, rows, strip.column, strip.vectors, first, strip.second, strip.mask, lambda i: start
+                    )
+                )
+
+            whole = width // at_once * at_once
+            emit.loop(emit.index(0), emit.index(whole), at_once, block)
+            if width > whole:
+                block(emit.index(whole), width - whole)
+
+        emit.loop(emit.index(0), self.count, 1, row)
