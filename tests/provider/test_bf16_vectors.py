@@ -13,6 +13,7 @@ from korch.candidate.candidate import Group, Offer, Refusal
 from korch.measure.compiler import Builder, is_llvm
 from korch.primitive.ops.elementwise import CastAttributes
 from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.ops.stored import StoredAttributes
 from korch.primitive.types import DType, ValueType
 from korch.provider.attention import AttentionProvider
 from korch.provider.conv import ConvProvider
@@ -72,6 +73,15 @@ def chosen(rows: int, matrices: int, terms: int, columns: int) -> Group:
     return g.group(cast(g, g.add("matmul_gathered", [*wide, keys]), DType.BF16))
 
 
+def few_bits(rows: int, terms: int, columns: int, bits: int, block: int) -> Group:
+    """Return a product of rows of bfloat16 by weights that are stored in few bits."""
+    g, at = Graph(), StoredAttributes(bits, block, 3)
+    stored = g.constant(g.rng.integers(0, 256, (terms // at.each, columns)).astype(np.uint8))
+    scales = g.constant(g.rng.uniform(0.5, 2, (terms // block, columns)).astype(np.float32) / (1 << bits))
+    x = g.input("x", ValueType((rows, terms), DType.BF16))
+    return g.group(cast(g, g.add("matmul_stored", [cast(g, x, DType.F32), stored, scales], at), DType.BF16))
+
+
 PRODUCTS = [
     *(narrow_product(HALVES, ((m, k), (k, n)), is_constant=True) for m, k, n in ((33, 70, 65), (500, 40, 33))),
     *(narrow_product(HALVES, ((m, k), (k, n)), is_constant=True) for m, k, n in ((9, 16, 17), (40, 1100, 64))),
@@ -80,6 +90,7 @@ PRODUCTS = [
 ]
 CASES: dict[str, tuple[Provider[Target, Kernel], list[Group]]] = {
     "products": (GemmProvider(), PRODUCTS),
+    "few bits": (GemmProvider(), [few_bits(37, 128, 70, 4, 32), few_bits(9, 384, 40, 8, 128)]),
     "chosen": (GemmProvider(), [chosen(67, 3, 40, 65)]),
     "convolutions": (ConvProvider(), [convolved(32, 59, 3, 2), convolved(48, 64, 3, 1), convolved(192, 192, 1, 1)]),
     "attention": (

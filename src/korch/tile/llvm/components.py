@@ -1,9 +1,7 @@
 """Prints products of operands that are split into bfloat16 components, of which each element has one.
 
-Components are in blocks of 32 rows or columns and steps of 32 terms. The rows of a step lie one after another. Its
-columns are two tiles of 16, which have the terms in pairs: each lane multiplies two terms and adds the products to its
-sum. Terms beyond the last one are 0. The operand that is made last is split block by block while products are computed
-(`korch.tile.analysis.components`); other operands are split before that.
+Each lane multiplies two terms and adds the products to its sum. The operand that is made last is split block by block
+while products are computed (`korch.tile.analysis.components`); other operands are split before that.
 """
 
 from __future__ import annotations
@@ -11,36 +9,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from korch.system.alignment import round_up
 from korch.target import EDGE
 from korch.tile.analysis.components import WINDOW_AXES, pixels_of, split_of
 from korch.tile.analysis.panels import in_rows, panels
-from korch.tile.analysis.sums import by_row, sides_of
+from korch.tile.analysis.sums import sides_of
 from korch.tile.ir.index import constant as number
-from korch.tile.ir.index import substitute
-from korch.tile.ir.program import PAIR, At, Axis, Contract, Level, Pass, Registers, Stage, TileProgram, refused
+from korch.tile.ir.index import substitute, vector_step
+from korch.tile.ir.program import PAIR, At, Axis, Contract, Level, Registers, TileProgram, refused
 from korch.tile.llvm.block import LINE_BYTES, BlockPrinter, Lines, OperandSide, SumBlock
 from korch.tile.llvm.contract import ContractPrinter, Strip
 from korch.tile.llvm.emit import SsaValue, constant
+from korch.tile.llvm.functions import fused
 from korch.tile.llvm.index import Env, address
-from korch.tile.llvm.points import KernelContext, PointPrinter, PointVector
+from korch.tile.llvm.memory import Place
+from korch.tile.llvm.splitter import LANES, PAIRS, STEP, TILE, OperandSplitter
 from korch.tile.llvm.sums import SumsPrinter
 
 DOT = "llvm.x86.avx512bf16.dpbf16ps.512"
 """The instruction that adds two products of bfloat16 to each lane."""
-
-LANES = 16
-"""The lanes of its vectors, and the columns of a tile."""
-
-TILE = LANES * EDGE
-"""The components in a tile of one step."""
-
-STEP = EDGE * EDGE
-"""The components of a block in one step."""
-
-PAIRS = EDGE // PAIR
-"""The pairs of terms of a step."""
 
 ROWS_AT_ONCE = 8
 """The rows of a block of sums: with two vectors of columns, they and the operands fill half of the registers."""
@@ -50,166 +39,28 @@ UNROLLED_PAIRS = 4
 PRODUCT_AXES = 3
 """The number of axes of a product: rows, columns and terms."""
 
-TOP = 0xFFFF0000
-"""The bits of a float32 that are those of a bfloat16."""
-
 
 def refused_components(program: TileProgram, step: Contract) -> str:
     """Return why a contraction of components is not printed yet; "" if it is."""
     splits = [split_of(program.buffer(at.buffer)) for at in (step.a, step.b)]
     if any(split is None or split.components > 1 for split in splits):
         return "products of several components"
-    if step.factor is not None or step.where or len(step.axes) not in (PRODUCT_AXES, WINDOW_AXES):
-        return "products of components with factors or of linked convolutions"
+    if step.factor is None and (step.where or len(step.axes) not in (PRODUCT_AXES, WINDOW_AXES)):
+        return "products of components of linked convolutions"
     return ""
-
-
-class OperandSplitter(PointPrinter):
-    """Prints how blocks of an operand are split."""
-
-    def __init__(
-        self, context: KernelContext, grid: tuple[Axis, ...], pass_: Pass, env: Env, *, is_image: bool = False
-    ) -> None:
-        """Prepare the pass; unless it is that of an image, its operations are indexed by the number of the row."""
-        super().__init__(context, Stage(grid, (pass_,)), pass_, env)
-        *self.rows, self.last = pass_.axes
-        ranges = dict(self.ranges)
-        self.pass_ = pass_ if is_image else by_row(pass_, self.rows, ranges)
-        self.ranges, self.ops = ranges, {op.name: op for op in self.pass_.ops}
-
-    def _of_row(self, row: SsaValue) -> Env:
-        """Print the values of the axes of rows at a row."""
-        own, left = {"row": row}, row
-        for axis in reversed(self.rows):
-            own[axis.name] = left if axis is self.rows[0] else self.emit.rest(left, axis.extent)
-            left = self.emit.divided(left, axis.extent)
-        return own
-
-    def _bits(self, own: Env, at: SsaValue, mask: SsaValue | None) -> SsaValue:
-        """Print the bits of a vector of elements of a row from `at` on; those that are masked out are arbitrary."""
-        emit = self.emit
-        points = PointVector({**self.env, **own, self.last.name: at}, self.ranges, self.last.name, LANES, mask, True)
-        (sink,) = self.pass_.sinks
-        return emit.bits(emit.splat(self.values(points)[sink.value], LANES), "i32")
-
-    def rows_block(self, to: SsaValue, first: SsaValue, count: SsaValue, terms: SsaValue) -> None:
-        """Print the loops that split up to 32 rows.
-
-        Args:
-            to: where their components begin.
-            first: the first row.
-            count: how many there are.
-            terms: the number of terms.
-        """
-        self._rows_of(to, lambda i: self._of_row(self.emit.add(first, i)), count, terms, STEP)
-
-    def pixels(self, to: SsaValue, first: SsaValue, count: SsaValue, plane: int) -> None:
-        """Print the loops that split pixels of an image, whose rows are one after another.
-
-        Args:
-            to: where their components begin.
-            first: the first row of the image.
-            count: the number of pixels.
-            plane: the components of all pixels in a step of channels.
-        """
-        emit, (u, v) = self.emit, self.rows
-
-        def line(i: SsaValue) -> None:
-            begin = emit.times(i, v.extent)
-            end = emit.least(emit.index(v.extent), emit.add(count, emit.times(begin, -1)))
-            at, own = emit.place("i16", to, emit.times(begin, EDGE)), {u.name: emit.add(first, i)}
-            self._rows_of(at, lambda x: {**own, v.name: x}, end, emit.index(self.last.extent), plane)
-
-        emit.loop(emit.index(0), emit.divided(emit.add(count, emit.index(v.extent - 1)), v.extent), 1, line)
-
-    def _rows_of(
-        self, to: SsaValue, own: Callable[[SsaValue], Env], count: SsaValue, terms: SsaValue, plane: int
-    ) -> None:
-        emit = self.emit
-        whole = emit.times(emit.divided(terms, EDGE), EDGE)
-        left = emit.add(terms, emit.times(whole, -1))
-
-        def row(i: SsaValue) -> None:
-            at = emit.place("i16", to, emit.times(i, EDGE))
-
-            def half(k: SsaValue, h: int, mask: SsaValue | None) -> None:
-                bits = self._bits(own(i), emit.add(k, emit.index(h * LANES)), mask)
-                high = emit.op("lshr", bits, constant("i32", LANES))
-                if mask is not None:
-                    high = emit.select(mask, high, constant("i32", 0, LANES))
-                store(k, h, emit.convert("trunc", high, "i16"))
-
-            def store(k: SsaValue, h: int, x: SsaValue) -> None:
-                place = emit.place("i16", at, emit.times(emit.divided(k, EDGE), plane))
-                emit.store(x, emit.place("i16", place, emit.index(h * LANES)), EDGE)
-
-            def some(h: int) -> None:
-                narrow = emit.convert("trunc", emit.add(left, emit.index(-h * LANES)), "i32")
-                lanes = SsaValue(f"<{', '.join(f'i32 {n}' for n in range(LANES))}>", "i32", LANES)
-                mask = emit.test("icmp ult", lanes, narrow)
-                known = left.number
-                half(whole, h, None if known is not None and known >= (h + 1) * LANES else mask)
-
-            def rest() -> None:
-                some(0)
-                zero = constant("i16", 0, LANES)
-                emit.branch(self._exceeds(left, LANES), lambda: some(1), lambda: store(whole, 1, zero))
-
-            def step(k: SsaValue) -> None:
-                half(k, 0, None)
-                half(k, 1, None)
-
-            emit.loop(emit.index(0), whole, EDGE, step)
-            emit.branch(self._exceeds(left, 0), rest)
-
-        emit.loop(emit.index(0), count, 1, row)
-
-    def columns_block(self, to: SsaValue, strip: Strip, terms: SsaValue, first: SsaValue) -> None:
-        """Print the loops that split the columns of a strip.
-
-        Args:
-            to: where their components begin.
-            strip: the columns.
-            terms: the number of terms.
-            first: the first term.
-        """
-        emit = self.emit
-        whole, used = emit.divided(terms, PAIR), emit.divided(emit.add(terms, emit.index(1)), PAIR)
-        end = emit.times(emit.divided(emit.add(terms, emit.index(EDGE - 1)), EDGE), PAIRS)
-
-        def line(p: SsaValue, h: int, v: int) -> SsaValue:
-            mask = strip.mask if v == strip.vectors - 1 else None
-            column = emit.add(strip.column, emit.index(v * LANES))
-            return self._bits(self._of_row(emit.add(emit.add(first, emit.times(p, PAIR)), emit.index(h))), column, mask)
-
-        def pair(p: SsaValue, count: int = PAIR) -> None:
-            at = emit.place("i16", to, emit.times(p, EDGE))
-            at = emit.place("i16", at, emit.times(emit.divided(p, PAIRS), TILE))
-            for v in range(strip.vectors):
-                lines = [line(p, h, v) for h in range(count)]
-                x = emit.op("lshr", lines[0], constant("i32", LANES)) if lines else constant("i32", 0, LANES)
-                if count == PAIR:
-                    x = emit.op("or", x, emit.op("and", lines[1], constant("i32", TOP)))
-                emit.store(x, emit.place("i16", at, emit.index(v * TILE)), 2 * EDGE)
-
-        emit.loop(emit.index(0), whole, 1, pair)
-        emit.branch(self._exceeds(used, whole), lambda: pair(whole, 1))
-        emit.loop(used, end, 1, lambda p: pair(p, 0))
-
-    def _exceeds(self, a: SsaValue, b: SsaValue | int) -> SsaValue:
-        b = self.emit.index(b) if isinstance(b, int) else b
-        x, y = a.number, b.number
-        return constant("i1", x > y) if x is not None and y is not None else self.emit.test("icmp sgt", a, b)
 
 
 @dataclass
 class SplitBlockPrinter(BlockPrinter):
     """Prints the blocks of a contraction of components.
 
-    `turns` has the loops over steps of terms: their count, and the distances in both operands.
+    Attributes:
+        turns: the loops over steps of terms: their count, and the distances in both operands.
+        factors: prints the factors of a block's columns, given an index of the first loop; None if there are none.
     """
 
     turns: Sequence[tuple[SsaValue, int, int]] = ()
+    factors: Callable[[SsaValue, SumBlock], list[SsaValue]] | None = None
 
     def _outer(
         self, axes: Sequence[Axis], block: SumBlock, at: tuple[SsaValue, SsaValue, SsaValue], sums: Sequence[SsaValue]
@@ -230,7 +81,11 @@ class SplitBlockPrinter(BlockPrinter):
             if len(turns) == 1:
                 self._prefetch(block, k)
             places = [emit.add(x, emit.times(k, n)) for x, n in zip(at, turns[0][1:], strict=True)]
-            return self._steps(turns[1:], block, places, own)
+            if self.factors is None or len(turns) < len(self.turns):
+                return self._steps(turns[1:], block, places, own)
+            zeros = [constant("float", 0.0, LANES)] * len(own)
+            found, factors = self._steps(turns[1:], block, places, zeros), self.factors(k, block)
+            return [fused(emit, x, factors[i % block.vectors], own[i]) for i, x in enumerate(found)]
 
         def pairs(p: SsaValue, *own: SsaValue) -> Sequence[SsaValue]:
             a_at, b_at = (emit.add(x, emit.times(p, n)) for x, n in zip(at, (PAIR, EDGE), strict=True))
@@ -302,6 +157,7 @@ class ComponentPrinter(ContractPrinter):
             self.sums.is_zeroed,
             rescale,
             self.turns,
+            partial(self._factors, step.factor, env) if step.factor is not None else None,
         )
         self.end = self._end(self.columns, env)
         self.is_made = False
@@ -323,13 +179,35 @@ class ComponentPrinter(ContractPrinter):
     def _measure(self, env: Env) -> None:
         """Print the number of terms; take the sizes of blocks and strips."""
         emit, second = self.emit, self.context.program.buffer(self.step.b.buffer)
-        self.rows, self.columns, (terms,) = sides_of(self.step)
-        self.terms, self.size = self._end(terms, env), round_up(terms.extent, EDGE) * EDGE
-        self.turns = [(emit.divided(emit.add(self.terms, emit.index(EDGE - 1)), EDGE), STEP, STEP)]
+        self.rows, self.columns, (*outer, terms) = sides_of(self.step)
+        count, blocks = math.prod(axis.extent for axis in (*outer, terms)), math.prod(axis.extent for axis in outer)
+        self.terms = emit.index(count) if outer else self._end(terms, env)
+        self.size = round_up(count, EDGE) * EDGE
+        steps = emit.index(terms.extent) if outer else self.terms
+        self.turns = [(emit.divided(emit.add(steps, emit.index(EDGE - 1)), EDGE), STEP, STEP)]
+        if self.step.factor is not None:
+            distance = terms.extent * EDGE
+            self.turns = [(emit.index(blocks), distance, distance), *self.turns]
+            self.blocks = [axis.name for axis in outer]
         self.strip = 0 if self.passes_columns else self.size
         layout = panels(second)
         if layout is not None and second.level is Level.INPUT:
             self.strip = second.size // layout.columns * layout.width
+
+    def _factors(self, at: At, env: Env, k: SsaValue, block: SumBlock) -> list[SsaValue]:
+        """Print the loads of the factors of a block's columns for a block of terms."""
+        emit, context, found = self.emit, self.context, []
+        index = substitute(at.index, {}, self.ranges)
+        if vector_step(index, self.columns.name, LANES) != 1:
+            raise refused(f"the factors in buffer {at.buffer} are not adjacent")
+        for v in range(block.vectors):
+            column = emit.add(block.column, emit.index(v * LANES))
+            own = {**env, **dict.fromkeys(self.blocks, k), self.columns.name: column}
+            kind = context.kinds[at.buffer]
+            place = address(emit, kind, context.bases[at.buffer], index, own)
+            read = Place(place, context.dtypes[at.buffer], kind, emit.depth)
+            found.append(context.memory.load(read, LANES, block.mask_of(v)))
+        return found
 
     def _products(self, env: Env) -> None:
         """Print the loops over blocks of rows and strips of columns."""

@@ -118,8 +118,6 @@ def refusal(program: TileProgram, target: Target) -> str:
                 continue
             if any(panels(program.buffer(op.buffer)) for op in step.ops if isinstance(op, Load)):
                 return "passes that read panels"
-            if is_split(program, step) and len(step.sinks) > 1:
-                return "components of several results"
             if any({step.vector, step.across} & guard.expr.variables for guard in step.where):
                 return "passes that leave elements of a vector out"
             for op in step.ops:
