@@ -97,6 +97,8 @@ def both(candidate: Candidate, meter: CpuMeter) -> tuple[Candidate, Kernel, Kern
     program = kernel.program if isinstance(kernel, Kernel) else None
     if program is None or program.parameters or refusal(program, target):
         return None
+    if offer.pairs and target.isa != "amx":  # C++ multiplies components on matrix units only
+        return None
     text = comment_of(group, offer)
     try:
         cpp = printed_kernel(program, print_cpp(program, text, target.lanes, target.threads))

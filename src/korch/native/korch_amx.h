@@ -12,12 +12,11 @@
 //
 // A step is 32 terms. In a step, 16 rows are one tile per component, [16 rows][16 pairs of terms]; 16 columns
 // are also one tile per component, [16 pairs of terms][16 columns].
-// Without matrix units, AVX-512 vectors multiply tiles of bfloat16 (KORCH_BF16_ON_VECTORS, korch_bf16.h).
 #pragma once
 
 #include <stdint.h>
 #include <string.h>
-#if defined(__linux__) && defined(__x86_64__) && !defined(KORCH_AMX_IN_SOFTWARE) && !defined(KORCH_BF16_ON_VECTORS)
+#if defined(__linux__) && defined(__x86_64__) && !defined(KORCH_AMX_IN_SOFTWARE)
 #define KORCH_AMX_IN_HARDWARE
 #include "korch_units.h"
 #endif
@@ -37,11 +36,7 @@ inline constexpr long STEP = STEP_OF<MOST_COMPONENTS>;
 typedef korch::Vec<float, 16> Floats;
 typedef korch::Vec<uint32_t, 16> Bits;
 
-#ifdef KORCH_BF16_ON_VECTORS
-inline bool is_ready() { return true; }
-KORCH_INLINE void begin() {}
-KORCH_INLINE void end() {}
-#elif !defined(KORCH_AMX_IN_HARDWARE)
+#if !defined(KORCH_AMX_IN_HARDWARE)
 // An emulation of the units' arithmetic, for tests on CPUs without them.
 inline thread_local float tiles[8][EDGE][EDGE];
 
@@ -344,13 +339,6 @@ struct Block {
   }
 };
 
-}  // namespace korch_amx
-
-#ifdef KORCH_BF16_ON_VECTORS
-#include "korch_bf16.h"
-#else
-namespace korch_amx {
-
 // Four products of tiles; a tile for the next four is loaded as soon as the tile that it replaces has been used twice.
 template <int R, int A, int B, int T, class Rows, class Beside>
 KORCH_INLINE void multiply_pair(const Rows& rows, const uint16_t* b, const uint16_t* b_after, long step, long after, Beside& beside) {
@@ -420,11 +408,6 @@ KORCH_INLINE void multiply_tiles(const Rows rows, const uint16_t* b, long steps,
     KORCH_TILE_STORE(3, sums + EDGE * 2 * EDGE + EDGE);
   }
 }
-
-}  // namespace korch_amx
-#endif
-
-namespace korch_amx {
 
 // Whether all sums are finite; `count` is a multiple of 16.
 KORCH_INLINE bool are_finite(const float* sums, long count) {

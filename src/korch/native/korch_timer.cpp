@@ -381,7 +381,7 @@ double korch_flop_rate(int threads, int64_t chunks, int64_t repeats) {
 // Operations per second of float32 products computed by bfloat16 components: one such product takes six of components.
 #ifdef KORCH_BF16_ON_VECTORS
 double korch_split_rate(int threads, int64_t chunks, int64_t repeats) {
-  using korch_amx::Bits, korch_amx::Floats, korch_amx::dot_pairs;
+  using korch_amx::Bits, korch_amx::Floats;
   constexpr int SUMS = 12;
   const double work = 2.0 * SUMS * 32 / 6 * repeats;
   return summed_rate(threads, chunks, work, [=](int) {
@@ -390,8 +390,7 @@ double korch_split_rate(int threads, int64_t chunks, int64_t repeats) {
       for (int64_t r = 0; r < repeats; ++r)
 #pragma GCC unroll 12
         for (Floats& each : sum) {
-          each = dot_pairs(each, Bits{}, Bits{});
-          asm volatile("" : "+v"(each));
+          asm volatile("vdpbf16ps %1, %1, %0" : "+v"(each) : "v"(Bits{}));
         }
     };
   });
