@@ -9,7 +9,6 @@ import types
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
@@ -22,7 +21,7 @@ from korch.errors import UnsupportedError
 from korch.inputs import random_inputs
 from korch.report.peers import get_peer
 from korch.system.extras import install_command
-from tests.support.models import parsed
+from tests.support.models import in_onnxruntime, saved, sum_and_place
 
 TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is optional and not installed")
 IREE = pytest.mark.skipif(peers.IREE.is_available() is not None, reason="IREE is optional")
@@ -36,24 +35,13 @@ PAIRS = [
 ]
 
 
-def _save(model, tmp_path):
-    path = tmp_path / "m.onnx"
-    onnx.save(model, path)
-    return path
-
-
-def _expected(path, inputs):
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return session.run(None, inputs)
-
-
 @pytest.mark.parametrize(("engine", "name"), PAIRS)
 def test_each_engine_computes_each_model(engine, name, tmp_path):
-    path = _save(build(name), tmp_path)
+    path = saved(build(name), tmp_path)
     inputs = random_inputs(path)
     run = get_peer(peers.full_name(engine)).prepare(path, inputs, 1)
     for _ in range(2):
-        for got, reference in zip(run(), _expected(path, inputs), strict=True):
+        for got, reference in zip(run(), in_onnxruntime(path, inputs), strict=True):
             assert got.shape == reference.shape
             np.testing.assert_allclose(got, reference, rtol=1e-4, atol=1e-4)
 
@@ -61,21 +49,15 @@ def test_each_engine_computes_each_model(engine, name, tmp_path):
 @TORCH
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # PyTorch's own
 def test_inductor_computes_what_onnxruntime_does(tmp_path):
-    path = _save(build("mlp"), tmp_path)
+    path = saved(build("mlp"), tmp_path)
     inputs = random_inputs(path)
     (got,) = peers.INDUCTOR.prepare(path, inputs, 1)()
-    np.testing.assert_allclose(got, _expected(path, inputs)[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got, in_onnxruntime(path, inputs)[0], rtol=1e-4, atol=1e-5)
 
 
-def _argmax_model():
-    """Two outputs, one of integers; two inputs, one not contiguous when transposed; free sizes."""
-    ends = "(float[rows,4] a, float[rows,4] b) => (float[rows,4] sum, int64[rows] where)"
-    return parsed(f"{ends} {{ sum = Add(a, b) where = ArgMax<axis = 1, keepdims = 0>(sum) }}")
-
-
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino", *ENGINES])
 def test_free_sizes_integer_outputs_and_strided_inputs(engine, tmp_path):
-    path = _save(_argmax_model(), tmp_path)
+    path = saved(sum_and_place(), tmp_path)
     rng = np.random.default_rng(0)
     a = rng.standard_normal((4, 3)).astype(np.float32).T
     b = rng.standard_normal((3, 4)).astype(np.float32)
@@ -204,7 +186,7 @@ def test_tvm_does_not_bring_pytorch():
 @TVM
 def test_tvm_says_which_operator_it_lacks(tmp_path):
     with pytest.raises(UnsupportedError) as caught:
-        peers.TVM.prepare(_save(_fizz_model(), tmp_path), {"x": np.ones(3, np.float32)}, 1)
+        peers.TVM.prepare(saved(_fizz_model(), tmp_path), {"x": np.ones(3, np.float32)}, 1)
     assert str(caught.value) == (
         "can't compile the model: The following operators are not supported for frontend ONNX: Fizz"
     )
@@ -213,7 +195,7 @@ def test_tvm_says_which_operator_it_lacks(tmp_path):
 @IREE
 def test_iree_says_what_it_can_not_import(tmp_path):
     with pytest.raises(UnsupportedError) as caught:
-        peers.IREE.prepare(_save(_fizz_model(), tmp_path), {"x": np.ones(3, np.float32)}, 1)
+        peers.IREE.prepare(saved(_fizz_model(), tmp_path), {"x": np.ones(3, np.float32)}, 1)
     assert str(caught.value) == ("can't import the model: No Op registered for Fizz with domain_version of 17")
 
 
@@ -228,7 +210,7 @@ def test_iree_runs_the_function_that_waits():
 
 
 def test_free_dimensions_are_fixed_for_engines_that_need_it(tmp_path):
-    path = _save(_argmax_model(), tmp_path)
+    path = saved(sum_and_place(), tmp_path)
     arrays = {name: np.zeros((7, 4), np.float32) for name in "ab"}
     folder = tmp_path / "fixed"
     folder.mkdir()

@@ -5,7 +5,6 @@ import itertools
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
@@ -17,29 +16,18 @@ from korch.report.peers import PEERS, get_peer
 from korch.report.peers.arrays import BFLOAT16, load_arrays, save_arrays
 from korch.report.peers.peer import require
 from korch.system.extras import install_command
-from tests.support.models import parsed
+from tests.support.models import in_onnxruntime, saved, sum_and_place
 
 NATIVE = ("onnxruntime", "openvino")
 TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is optional and not installed")
 MODELS = ("tiny_candy", "tiny_transformer", "mlp", "conv_bn_relu")
 
 
-def _save(model, tmp_path):
-    path = tmp_path / "m.onnx"
-    onnx.save(model, path)
-    return path
-
-
-def _expected(path, inputs):
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return session.run(None, inputs)
-
-
 @pytest.mark.parametrize(("engine", "name"), list(itertools.product(NATIVE, MODELS)))
 def test_each_engine_computes_each_model_again_and_again(engine, name, tmp_path):
-    path = _save(build(name), tmp_path)
+    path = saved(build(name), tmp_path)
     inputs = random_inputs(path)
-    expected = _expected(path, inputs)
+    expected = in_onnxruntime(path, inputs)
     # Arrays that only the engine knows, and memory that is reused if it doesn't hold them.
     run = PEERS[engine].prepare(path, {n: a.copy() for n, a in inputs.items()}, 1)
     gc.collect()
@@ -96,23 +84,6 @@ def test_pytorch_needs_the_name_of_a_module():
     assert str(caught.value) == (
         "peer eager: no module is named. Write eager:package.module:OBJECT, with a PyTorch module or its builder"
     )
-
-
-def _argmax_model():
-    """Two outputs, one of integers; two inputs, one not contiguous when transposed; free sizes."""
-    ends = "(float[rows,4] a, float[rows,4] b) => (float[rows,4] sum, int64[rows] where)"
-    return parsed(f"{ends} {{ sum = Add(a, b) where = ArgMax<axis = 1, keepdims = 0>(sum) }}")
-
-
-@pytest.mark.parametrize("engine", NATIVE)
-def test_free_sizes_integer_outputs_and_strided_inputs(engine, tmp_path):
-    path = _save(_argmax_model(), tmp_path)
-    rng = np.random.default_rng(0)
-    a = rng.standard_normal((4, 3)).astype(np.float32).T
-    b = rng.standard_normal((3, 4)).astype(np.float32)
-    total, where = PEERS[engine].prepare(path, {"a": a, "b": b}, 1)()
-    np.testing.assert_array_equal(total, a + b)
-    np.testing.assert_array_equal(where, (a + b).argmax(1))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +144,7 @@ def test_other_engines_have_no_options():
 
 
 def test_random_inputs_repeat_by_seed_and_follow_the_given_shape(tmp_path):
-    path = _save(_argmax_model(), tmp_path)
+    path = saved(sum_and_place(), tmp_path)
     shapes = {"a": (2, 4), "b": (2, 4)}
     first, again, other = (random_inputs(path, seed, shapes) for seed in (1, 1, 2))
     assert list(first) == ["a", "b"]
@@ -194,14 +165,14 @@ def test_integer_inputs_are_zeros_and_ones_and_initializers_are_no_inputs(tmp_pa
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [50, 3])],
         [onnx.numpy_helper.from_array(np.ones((2, 3), np.float32), "table")],
     )
-    inputs = random_inputs(_save(helper.make_model(graph), tmp_path))
+    inputs = random_inputs(saved(helper.make_model(graph), tmp_path))
     assert list(inputs) == ["ids"]
     assert inputs["ids"].dtype == np.int64
     assert set(inputs["ids"]) == {0, 1}
 
 
 def test_unknown_dimensions_and_unreadable_files_are_refused(tmp_path):
-    path = _save(_argmax_model(), tmp_path)
+    path = saved(sum_and_place(), tmp_path)
     with pytest.raises(OptionError) as caught:
         random_inputs(path)
     assert str(caught.value) == (
@@ -223,6 +194,6 @@ def test_arrays_of_bfloat16_pass_between_processes_and_engines(tmp_path):
         np.testing.assert_array_equal(found.astype(float), wanted.astype(float))
     ends = [helper.make_tensor_value_info(name, TensorProto.BFLOAT16, [1, 3]) for name in "xy"]
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", ends[:1], ends[1:])
-    path = _save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)]), tmp_path)
+    path = saved(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)]), tmp_path)
     (y,) = PEERS["openvino"].prepare(path, {"x": x}, 1)()
     assert y.dtype == BFLOAT16 and y.astype(float).tolist() == [[0, 2.25, np.inf]]

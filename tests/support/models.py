@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -87,3 +88,23 @@ def chain(
     )
     imports = [onnx.helper.make_opsetid("", opset)]
     return onnx.helper.make_model(graph, opset_imports=imports, ir_version=8)
+
+
+def sum_and_place() -> onnx.ModelProto:
+    """Two outputs, one of integers, of two inputs with a free size."""
+    ends = "(float[rows,4] a, float[rows,4] b) => (float[rows,4] sum, int64[rows] where)"
+    return parsed(f"{ends} {{ sum = Add(a, b) where = ArgMax<axis = 1, keepdims = 0>(sum) }}")
+
+
+def saved(model: onnx.ModelProto, folder: Path) -> Path:
+    """Write a model to a folder; return its path."""
+    onnx.save(model, folder / "m.onnx")
+    return folder / "m.onnx"
+
+
+def in_onnxruntime(path: Path, inputs: Mapping[str, Array]) -> Any:
+    """Return what ONNX Runtime computes."""
+    import onnxruntime  # most tests of models do not need it
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return session.run(None, dict(inputs))
