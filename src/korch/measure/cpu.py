@@ -14,7 +14,7 @@ import numpy as np
 from korch.candidate.candidate import Candidate, Refusal
 from korch.measure import uncompiled
 from korch.measure.calibrate import FACT, Calibration, Rates, Work, calibrate
-from korch.measure.compiler import NATIVE_FOLDER, Builder, CompileFailure, usable_folder
+from korch.measure.compiler import Builder, CompileFailure, usable_folder
 from korch.measure.database import Database
 from korch.measure.meter import BATCH, CandidateMeter
 from korch.measure.operations import gathered_indices, has_windows, operations
@@ -29,6 +29,7 @@ from korch.provider.provider import Kernel, Provider
 from korch.schedule.contraction import is_of_bytes
 from korch.system.deadline import Deadline
 from korch.system.libraries import needed_libraries
+from korch.system.native import native_text
 from korch.target import Target, detect_target
 
 logger = logging.getLogger("korch.measure")
@@ -122,7 +123,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         folder = self.builder.folder.parent
         self.database = Database(folder, self.target.fingerprint)
         self.pace = Pace(self.database.fact(PACE_FACT))
-        timer = (NATIVE_FOLDER / "korch_timer.cpp").read_text("utf-8")
+        timer = native_text("korch_timer.cpp")
         with self.pace.noting("compile", 2 * self.builder.missing_work([timer])):
             self._timer = self.builder.library([timer])
         self._keeps_calibration = True
@@ -133,6 +134,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             self.database = Database(folder, self.target.fingerprint, conditions="cold weights")
             self.calibration = self._calibrate(self.calibration)
         self._counts: dict[str, tuple[float, bool]] = {}  # by group: the operations, and whether it has windows
+        self.builder.begin([native_text("korch_runtime.cpp")])  # every plan needs it; nothing is timed yet
 
     def known(self, candidate: Candidate) -> Record | None:
         """Return the record of a candidate from this run or the database; None if there is none."""
@@ -217,7 +219,8 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
     def begin(self, candidates: Sequence[Candidate]) -> None:
         """Begin to compile candidates that will likely be measured, in parallel with other work."""
         kernels = (self.kernel(c) for c in candidates if self.known(c) is None)
-        self.builder.begin([built.source for built in kernels if isinstance(built, Kernel)])
+        built = [kernel for kernel in kernels if isinstance(kernel, Kernel)]
+        self.builder.begin([text for kernel in built for text in (kernel.source, *kernel.units)])
 
     def rest(self) -> None:
         """Stop the compilation that `begin` has started."""
@@ -235,9 +238,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         if not compiled:
             return
         names = sorted({name for c, _ in compiled for name in kernels[c.key].libraries})
-        texts = dict.fromkeys(text for c, _ in compiled for text in kernels[c.key].units)
-        units = [path for path in self.builder.compile(list(texts)) if isinstance(path, Path)]
-        library = self.builder.link(dict.fromkeys([*(path for _, path in compiled), *units]), names)
+        library = self.builder.link(dict.fromkeys(path for _, paths in compiled for path in paths), names)
         left_s = deadline.left_s
         self.tell(f"timing {len(compiled)} kernels")
         begun_s = time.monotonic()
@@ -265,9 +266,10 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
 
     def _compiled(
         self, batch: Sequence[Candidate], kernels: Mapping[str, Kernel], deadline: Deadline
-    ) -> list[tuple[Candidate, Path]]:
+    ) -> list[tuple[Candidate, list[Path]]]:
         """Return the candidates of a batch that are compiled in time, with their objects; record other failures."""
-        sources = [kernels[c.key].source for c in batch]
+        texts = {c.key: (kernels[c.key].source, *kernels[c.key].units) for c in batch}
+        sources = list(dict.fromkeys(text for own in texts.values() for text in own))
         missing = self.builder.missing_work(sources)
         timing_s = self._timing_s(len(batch))
         objects = []
@@ -277,24 +279,29 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
                 deadline.before(timing_s),
                 lambda done: self.tell(f"compiling {len(batch)} kernels, {done} are done"),
             )
+        by_text = dict(zip(sources, objects, strict=True))
         compiled = []
-        for candidate, found in zip(batch, objects, strict=True):
-            if isinstance(found, CompileFailure):
-                kind: FailureKind = "killed" if found.was_killed else "not compiled"
-                self.keep(candidate.key, Failed(kind, found.message))
-                if not found.was_killed:
-                    source = kernels[candidate.key].source
-                    row = uncompiled.record(self.failures, candidate, source, found)
-                    self.uncompiled[candidate.key] = row
-            elif found is not None:
-                compiled.append((candidate, found))
+        for candidate in batch:
+            found = {text: by_text[text] for text in texts[candidate.key]}
+            failed = next(((text, f) for text, f in found.items() if isinstance(f, CompileFailure)), None)
+            if failed is not None:
+                source, failure = failed
+                kind: FailureKind = "killed" if failure.was_killed else "not compiled"
+                self.keep(candidate.key, Failed(kind, failure.message))
+                if not failure.was_killed:
+                    self.uncompiled[candidate.key] = uncompiled.record(self.failures, candidate, source, failure)
+                continue
+            paths = [path for path in found.values() if isinstance(path, Path)]
+            if len(paths) == len(found):
+                compiled.append((candidate, paths))
         return compiled
 
     def compile_s(self, candidates: Sequence[Candidate]) -> float:
         """Return the predicted seconds to compile the candidates that are not compiled yet."""
         built = [self.kernel(c) for c in candidates]
         kernels = [kernel for kernel in built if isinstance(kernel, Kernel)]
-        return self.pace.predict_s("compile", self.builder.missing_work([kernel.source for kernel in kernels]))
+        texts = [text for kernel in kernels for text in (kernel.source, *kernel.units)]
+        return self.pace.predict_s("compile", self.builder.missing_work(texts))
 
     def _timing_s(self, kernels: int) -> float:
         """Return the least predicted time for timing kernels: process starts, a first run of each, and a round."""
