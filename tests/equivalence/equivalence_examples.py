@@ -219,16 +219,6 @@ def moments(n: int = 4096, axis: int = 1) -> str:
     )
 
 
-def ranked(shape: str, constant: str, out: str, kind: str = "f64", end: str = "") -> str:
-    """Return the text of a product with a constant."""
-    return unary(
-        f"{kind}[{out.replace('9', '10')}]",
-        f"{kind}[{shape}] = constant {{{constant}}}",
-        f"{kind}[{out.replace('9', shape.split(',')[-1])}] = matmul(%0, %1)",
-        *([end] if end else []),
-    )
-
-
 POOLED = "{kernel=(2,2), strides=(2,2), pads_begin=P, pads_end=(0,0), dilations=(1,1)}"
 
 
@@ -281,21 +271,6 @@ def tokens(kind: str = "f64") -> str:
         f"{rows} = mul(%2, %2)",
         f"{rows} = constant {{uniform=2{'' if kind == 'i32' else '.0'}}}",
         f"{rows} = mul(%3, %4)",
-    )
-
-
-def means(
-    kind: str = "f64", count: str = "4.0", op: str = "div", shapes: tuple[str, str] = ("2,3", "2,1"), axis: int = 1
-) -> str:
-    """Return the text of the sums of means over the last axis of 2x3x4 elements."""
-    flat, out = shapes
-    return unary(
-        f"{kind}[2,3,4]",
-        f"{kind}[2,3,1] = reduce_sum(%0) {{axes=(2,)}}",
-        f"{kind}[2,3,1] = constant {{uniform={count}}}",
-        f"{kind}[2,3,1] = {op}(%1, %2)",
-        f"{kind}[{flat}] = reshape(%3) {{shape=({flat},)}}",
-        f"{kind}[{out}] = reduce_sum(%4) {{axes=({axis},)}}",
     )
 
 
@@ -377,7 +352,6 @@ APPLIES: dict[str, tuple[str, ...]] = {
         focus(),
         focus(starts="11 00 10 01", strides=(2, 1)).replace("1,4,3,3] = conv", "1,4,2,3] = conv"),
     ),
-    "matmul-of-low-rank-is-two-matmuls": (ranked("10,10", "uniform=2.0", "3,9"),),
     "sum-of-products-is-matmul": (outer("3,1,4", "2,4", "2", "3,2,1"), outer("3,2,1", "3,1,4", "0", "1,2,4")),
     "sum-is-matmul-with-ones": (rows(),),
     "row-scale-moves-behind-matmul": (
@@ -388,7 +362,6 @@ APPLIES: dict[str, tuple[str, ...]] = {
         scaled(scale="1,6", is_turned=True),
     ),
     "computed-siblings-are-one-matmul": (joined(), joined(3, at=0), joined(constant=True)),
-    "sums-of-sums-merge": (means(), means(op="mul"), means(shapes=("1,2,3", "1,2,3"), axis=0)),
     "squares-are-summed-with-their-mean": (moments(),),
     "mean-is-summed-with-its-squares": (moments(),),
     "sum-of-linear-is-linear-of-sum": (
@@ -425,17 +398,6 @@ FIRING: tuple[tuple[str, str], ...] = (
             "take(%0) {axis=0, indices=(0,1)}",
             "broadcast(%0) {shape=(2,1)}",
         )
-    ),
-    *(
-        (
-            "sums-of-sums-merge",
-            unary(
-                f"{kind}[2,3,4]",
-                f"{kind}[1,3,4] = reduce_sum(%0) {{axes=(0,)}}",
-                f"{kind}[1,3,1] = reduce_sum(%1) {{axes=(2,)}}",
-            ),
-        )
-        for kind in ("f64", "i32")
     ),
     *quantized_examples.FIRING,
 )
@@ -484,15 +446,6 @@ REFUSES: dict[str, tuple[tuple[str, str], ...]] = {
         ("the channels are not strided parts of one image", focus(step="1,1,1,1")),
         ("a sum of weights is not finite", focus("constant {uniform='inf'}")),
     ),
-    "matmul-of-low-rank-is-two-matmuls": (
-        ("the matrix is not a constant of floats", ranked("10,10", "uniform=2", "3,9", "i32")),
-        ("the matrix is too small or too large", ranked("10,1", "uniform=2.0", "3,9")),
-        (
-            "the sums become integers, so they have to be exact",
-            ranked("10,10", "uniform=2.0", "3,9", end="i32[3,10] = cast(%2) {to='i32'}"),
-        ),
-        ("the rank is too high", ranked("10,10", "digest=1f", "3,9")),
-    ),
     "sum-of-products-is-matmul": (
         ("a sum of integers wraps", outer("3,1,4", "2,4", "2", "3,2,1", kind="i32")),
         ("the sum is empty", outer("3,1,0", "2,0", "2", "3,2,1", "3,2,0")),
@@ -514,12 +467,6 @@ REFUSES: dict[str, tuple[tuple[str, str], ...]] = {
     "computed-siblings-are-one-matmul": (
         ("there are too many siblings", joined(9, 400)),
         ("the joined operands are too large to be copied", joined(m=5)),
-    ),
-    "sums-of-sums-merge": (
-        ("a reshape joins or splits axes between the sums", means(shapes=("6", "1"), axis=0)),
-        ("a division of integers", means("i32", "4")),
-        ("a scale or shift is not finite", means(count="1e999")),
-        ("a scale or shift is not finite", means(count="0.0")),
     ),
     "squares-are-summed-with-their-mean": (
         ("the mean is over other axes than the squares", moments(axis=0)),

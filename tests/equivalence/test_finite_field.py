@@ -24,7 +24,6 @@ NO_POLYNOMIALS = {
     "large-pool-is-pool-of-small-pool": "a maximum compares",
     "div-by-constant-is-mul": "a reciprocal is rounded",
     "tanh-of-softplus-is-a-quotient": "an exponential and its inverse have no relation",
-    "matmul-of-low-rank-is-two-matmuls": "the factors are rounded",
     "product-of-dequantized-is-integer": "integers are converted",
     "bias-joins-integer-sums": "integers are converted",
     "scales-of-sums-compose": "integers are converted",

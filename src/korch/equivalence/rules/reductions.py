@@ -1,4 +1,4 @@
-"""Rules for reductions: sums of products as matrix products, moments in one pass, and nested sums as one."""
+"""Rules for reductions: sums of products as matrix products and moments in one pass."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from korch.equivalence.affine_chains import affine_step
-from korch.equivalence.rule import AnyRule, Pair, Rule, RuleRefusal, View, Writer, reads, stands
+from korch.equivalence.rule import AnyRule, Pair, Rule, RuleRefusal, View, Writer, reads
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.layout import SliceAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
-from korch.primitive.pattern import Found, Number, either, find, op
+from korch.primitive.pattern import find, op
 
 FEWEST_ELEMENTS = 4096
 """Fewer elements per mean fit into a core's level-1 cache, where a second pass costs little."""
@@ -210,53 +210,6 @@ def _build_moment(writer: Writer, witness: MomentWitness) -> int:
     return writer.add("sub", (squares, writer.add("mul", (total, mean))))
 
 
-# A sum of sums
-
-
-_INNER = op("reduce_sum", "x", name="inner")
-_SCALED = either(_INNER, op("mul|div", _INNER, Number("scale"), name="scaled"))
-_NESTED = op("reduce_sum", either(_SCALED, op("reshape", _SCALED)))
-"""A sum of sums, perhaps with a reshape and a multiplication or division by a number in between."""
-
-
-@dataclass(frozen=True, slots=True)
-class SumWitness:
-    """The elements, the axes of the one sum, the root's shape, and the scale that follows, if any."""
-
-    x: int
-    axes: Shape
-    shape: Shape
-    scale: tuple[str, float] | None
-
-
-def _refuse_nested(view: View, match: Found) -> SumWitness | RuleRefusal:
-    root, inner, scaled = match.root, match.primitives["inner"], match.primitives.get("scaled")
-    kept, read = view.shape(inner.output), view.shape(root.inputs[0])
-    places = [axis for axis, n in enumerate(kept) if n != 1]
-    if [kept[axis] for axis in places] != [n for n in read if n != 1]:
-        return RuleRefusal("a reshape joins or splits axes between the sums", root.output)
-    outer = dict(zip((axis for axis, n in enumerate(read) if n != 1), places, strict=True))
-    axes = {*_axes(inner), *(outer[axis] for axis in _axes(root) if axis in outer)}
-    scale = None
-    if scaled is not None:
-        if not view.type(root.output).dtype.is_float:
-            return RuleRefusal("a division of integers", root.output)
-        number = match.numbers["scale"]
-        if not math.isfinite(number) or (number == 0 and scaled.op == "div"):
-            return RuleRefusal("a scale or shift is not finite", root.output)
-        scale = (scaled.op, number)
-    return SumWitness(match.values["x"], tuple(sorted(axes)), view.shape(root.output), scale)
-
-
-def _build_nested(writer: Writer, witness: SumWitness) -> int:
-    total = writer.add("reduce_sum", (witness.x,), ReduceAttributes(witness.axes))
-    total = writer.reshape(total, witness.shape)
-    if witness.scale is None:
-        return total
-    op_name, number = witness.scale
-    return writer.add(op_name, (total, writer.along(np.array(number), 0, writer.type(total))))
-
-
 SUM_OF_PRODUCTS_IS_MATMUL = Rule(
     name="sum-of-products-is-matmul",
     law="Σ_k a[m,k] b[k,n] = (a b)[m,n]",
@@ -298,21 +251,10 @@ MEAN_IS_SUMMED_SHIFTED = Rule(
     build=_build_moment,
     reorders=True,
 )
-SUMS_OF_SUMS_MERGE = Rule(
-    name="sums-of-sums-merge",
-    law="Σ_a s Σ_b x = s Σ_ab x, as of a mean over the rows of means over the columns",
-    source="distributivity; a finite sum in another order",
-    roots=("reduce_sum",),
-    match=stands(_NESTED),
-    refuse=_refuse_nested,
-    build=_build_nested,
-    reorders=True,
-)
 
 RULES: tuple[AnyRule, ...] = (
     SUM_OF_PRODUCTS_IS_MATMUL,
     SUM_IS_MATMUL_WITH_ONES,
     SQUARES_ARE_SUMMED_IN_ONE_PASS,
     MEAN_IS_SUMMED_SHIFTED,
-    SUMS_OF_SUMS_MERGE,
 )
