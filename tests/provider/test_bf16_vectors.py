@@ -138,10 +138,15 @@ def test_denormal_numbers_count_as_zero(compiled, rng):
     assert x.astype(np.float32).all() and not found.astype(np.float32).any()
 
 
-def test_sums_stay_in_registers(tmp_path):
-    (text,) = _assemble((), lambda: Pairs(GemmProvider()), PRODUCTS[:1], TARGET, tmp_path)
-    loop = next(part for part in re.split(r"\n\.LBB\S+:", text) if "vdpbf16ps" in part)
-    assert not re.search(r"vmov\w+\s+%zmm\d+, -?\d*\(%rsp\)", loop)
+@pytest.mark.parametrize("name", CASES)
+def test_sums_stay_in_registers(name, tmp_path):
+    provider, groups = CASES[name]
+    for text in _assemble((), lambda: Pairs(provider), groups[:1], TARGET, tmp_path):
+        loops = [part for part in re.split(r"\n\.LBB\S+:", text) if part.count("vdpbf16ps") > 1]
+        assert loops
+        for loop in loops:
+            products = loop[loop.index("vdpbf16ps") : loop.rindex("vdpbf16ps")]
+            assert not re.search(r"vmov\w+\s+%zmm\d+, -?\d*\(%rsp\)", products)
 
 
 def test_numbers_of_more_components_are_left_to_float32():
