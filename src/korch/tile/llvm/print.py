@@ -321,7 +321,9 @@ class _Printer:
         position = ports + (self.shared_bytes + self.room_bytes > 0)
         sizes = self._pointer(buffers, position)
         high = {parameter.name: self.emit.index(parameter.high) for parameter in self.parameters}
-        return {name: self.emit.least(high[name], counted(self.emit, self.counts[name], sizes)) for name in high}
+        given = {name: self.emit.least(high[name], counted(self.emit, self.counts[name], sizes)) for name in high}
+        # Divisions are unsigned: a size below the range's must not make a loop endless.
+        return {name: self.emit.most(self.emit.index(0), value) for name, value in given.items()}
 
     def _pointer(self, buffers: SsaValue, position: int) -> SsaValue:
         return self.emit.load("ptr", 1, self.emit.place("ptr", buffers, self.emit.index(position)), 8, 0)
