@@ -1,7 +1,8 @@
 """Computes special functions that ONNX lacks, in float64.
 
-Sources: NIST Digital Library of Mathematical Functions, 5.4, 5.5 and 5.11 (recurrence, reflection and asymptotic
-expansions of the gamma function's logarithm and its derivative); Giles, Approximating the erfinv function, 2010.
+Sources: NIST Digital Library of Mathematical Functions, 5.4, 5.5, 5.11 (recurrence, reflection and asymptotic
+expansions of the gamma function's logarithm and its derivative) and 7.9 (continued fraction of the complementary error
+function); Giles, Approximating the erfinv function, 2010.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ aten = torch.ops.aten
 
 _STEPS = 8
 """How often the recurrence is applied before an asymptotic expansion."""
+
+_NEAR, _TERMS = 3.0, 40
+"""Beyond this number, erfcx is a continued fraction of this number of terms; below it, erfc is exact enough."""
 
 _CENTER = (
     *(2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503),
@@ -73,6 +77,29 @@ def _inverse_error(x: Any) -> Any:
     return torch.where(x.abs() == 1, x * torch.inf, torch.where(w < 5, near, far) * x).to(dtype)
 
 
+def _scaled_complement(x: Any) -> Any:
+    x, dtype = _wide(x)
+    return _erfcx(x).to(dtype)
+
+
+def _erfcx(x: Any) -> Any:
+    size = x.abs()
+    fraction = size  # 7.9.2 in the Library of Mathematical Functions
+    for i in range(_TERMS, 0, -1):
+        fraction = size + 0.5 * i / fraction
+    small = torch.clamp(size, max=_NEAR)
+    near = torch.exp(small * small) * torch.erfc(small)
+    found = torch.where(size < _NEAR, near, 1 / (math.sqrt(math.pi) * fraction))
+    return torch.where(x < 0, 2 * torch.exp(x * x) - found, found)
+
+
+def _log_of_normal(x: Any) -> Any:
+    x, dtype = _wide(x)
+    z = x * math.sqrt(0.5)
+    below = torch.log(_erfcx(torch.clamp(-z, min=0.0)) / 2) - z * z
+    return torch.where(x < -1, below, torch.log1p(-torch.erfc(torch.clamp(z, min=-1.0)) / 2)).to(dtype)
+
+
 def _polynomial(coefficients: Sequence[float], x: Any) -> Any:
     found = torch.full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
@@ -84,6 +111,8 @@ SPECIAL: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys([aten.lgamma.default, aten.special_gammaln.default], _log_gamma),
     **dict.fromkeys([aten.digamma.default, aten.special_digamma.default, aten.special_psi.default], _digamma),
     **dict.fromkeys([aten.mvlgamma.default, aten.special_multigammaln.default], _log_gamma_of_rows),
+    aten.special_erfcx.default: _scaled_complement,
+    aten.special_log_ndtr.default: _log_of_normal,
     **dict.fromkeys([aten.erfinv.default, aten.special_erfinv.default], _inverse_error),
 }
 """Functions that the exporter has no translation of."""
