@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 # Without a C++ compiler on the machine, the one on PyPI is taken.
 COMPILER := $(shell command -v g++ >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || echo ,compiler)
-EXTRAS := onnxruntime,openvino,test$(COMPILER)
+EXTRAS := onnxruntime,openvino,onednn,test$(COMPILER)
 STAMP := $(VENV)/.installed$(COMPILER)
 # What pip installs as PyTorch. The default on Linux brings CUDA; a wheel of the CPU build can be given instead.
 TORCH ?= torch

@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.models import PAPER, build
-from benchmarks.onednn import OneDnnProvider
 from benchmarks.rows import known_rows, write_rows
 from korch.backend import open_meter
 from korch.candidate.candidate import Candidate
@@ -40,7 +39,6 @@ from korch.options import Options
 from korch.pipeline import Run, front
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Category
-from korch.provider.provider import register_provider
 from korch.search.instance import Answers
 from korch.segments.block_task import prepare
 from korch.system.extras import install_command
@@ -63,7 +61,7 @@ def main() -> int:
     parser.add_argument("--cache", type=Path, help="folder of measurements; a new one if not given")
     args = parser.parse_args()
     if find_library("dnnl") is None:
-        parser.error(f"oneDNN is not installed; {install_command('test')}")
+        parser.error(f"oneDNN is not installed; {install_command('onednn')}")
     tables = args.tables.split(",")
     rows: dict[str, Row] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -92,7 +90,6 @@ def join_products(rows: Sequence[Row]) -> None:
 
 def measure(name: str, cache: Path, tables: Sequence[str] = TABLES) -> list[Row]:
     """Return a row for each distinct group of a model for which both providers have kernels."""
-    register_provider(OneDnnProvider)
     options = replace(Options(), cache_folder=cache)
     partition, _ = front(Run(options, {}, lambda stage, text: None, build(name)))
     rows = []

@@ -92,7 +92,7 @@ def test_the_command_for_an_extra_names_its_packages(monkeypatch: pytest.MonkeyP
     (info / "METADATA").write_text("\n".join(lines) + "\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert install_command("torch") == "pip install 'torch<3,>=2.6' 'onnxscript<1' here"
-    assert install_command("iree") == "there is no package of 'iree' for this machine"
+    assert install_command("onednn") == "there is no package of 'onednn' for this machine"
     monkeypatch.setattr(sys, "path", [])
     assert install_command("torch") == "pip install '.[torch]' in a checkout of Korch"
 

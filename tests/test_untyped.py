@@ -21,9 +21,10 @@ ANY: Mapping[str, Sequence[str]] = {
         "pytorch/",
         "torch_backend.py",
     ),
-    "objects of libraries without types: sessions, evaluators, streams, progress bars": (
+    "objects of libraries without types: sessions, evaluators, oneDNN's handles, streams, progress bars": (
         "cli/command.py",
         "host/",
+        "provider/onednn/api.py",
         "report/peers/",
         "report/progress.py",
         "runtime/library.py",
@@ -74,6 +75,7 @@ EXPRESSIONS: Mapping[str, Sequence[str]] = {
         "frontend/torch/trouble.py",
         "measure/compiler_process.py",
         "measure/toolchain.py",
+        "provider/onednn/",
         "system/",
     ),
     "a check of what a file says before it is trusted": ("runtime/artifact.py", "runtime/build.py"),

@@ -66,7 +66,10 @@ def test_a_compiler_that_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(doctor, "find_library", lambda name: None)
     text = "\n".join(map(str, doctor._libraries()))
+    line = "--   oneDNN       missing (more kernels of convolutions, products and poolings): "
+    assert line + install_command("onednn") in text
     assert "--   openvino     missing (korch bench compares with it): " + install_command("openvino") in text
     assert "ok" not in text
 

@@ -29,6 +29,7 @@ from korch.options import default_cache_folder
 from korch.system.cores import usable_cores
 from korch.system.deadline import Deadline
 from korch.system.files import make_private
+from korch.system.libraries import find_headers
 from korch.system.scratch import scratch_folder
 from korch.target import has_matrix_units
 from korch.tile.llvm.print import MARK
@@ -36,7 +37,7 @@ from korch.tile.llvm.print import MARK
 logger = logging.getLogger("korch.measure")
 
 NATIVE_FOLDER = Path(__file__).resolve().parent.parent / "native"
-
+ONEDNN_HEADER = "<oneapi/dnnl/dnnl.h>"
 LATE = 1.5
 """A compiler may take this many times its longest time, also after the end: the machine may just be busy."""
 
@@ -204,6 +205,13 @@ class Builder:
             raise
         self._longest_s, self._hangs = max(self._longest_s, time.monotonic() - begun_s), False
 
+    def _include(self, source: str) -> list[str]:
+        """Return the -I flags for the headers of a source."""
+        found = [f"-I{NATIVE_FOLDER}"]
+        if ONEDNN_HEADER in source and (headers := find_headers("dnnl.h")) is not None:
+            found.append(f"-I{headers}")
+        return found
+
     def _object(
         self, source: str, stop: Deadline | None = None, *, is_needed: bool = False
     ) -> Path | CompileFailure | None:
@@ -218,7 +226,15 @@ class Builder:
                 return
             text = temporary.with_suffix(".cpp")
             text.write_text(source)
-            command = [*self.compiler.command, *self.flags, f"-I{NATIVE_FOLDER}", "-c", text.name, "-o", temporary.name]
+            command = [
+                *self.compiler.command,
+                *self.flags,
+                *self._include(source),
+                "-c",
+                text.name,
+                "-o",
+                temporary.name,
+            ]
             self._run(command, temporary, stop)
 
         try:

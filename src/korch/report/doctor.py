@@ -18,6 +18,7 @@ from korch.measure.toolchain import Compiler, find_compiler
 from korch.options import default_cache_folder, default_threads
 from korch.provider.provider import CUDA_ENTRY_POINT_GROUP, ENTRY_POINT_GROUP, load_providers
 from korch.system.extras import install_command
+from korch.system.libraries import find_headers, find_library
 from korch.system.scratch import scratch_folder
 from korch.target import Target, detect_target
 
@@ -86,6 +87,13 @@ def _describe(target: Target) -> Diagnosis:
 
 
 def _libraries() -> Iterator[Diagnosis]:
+    library, headers = find_library("dnnl"), find_headers("dnnl.h")
+    if library is not None and headers is not None:
+        yield Diagnosis(OK, "oneDNN", str(library))
+    else:
+        part = "its headers are missing" if library is not None else "missing"
+        command = install_command("onednn")
+        yield Diagnosis(MISSING, "oneDNN", f"{part} (more kernels of convolutions, products and poolings): {command}")
     for package, distribution, purpose in _PACKAGES:
         if importlib.util.find_spec(package) is None:
             command = install_command(package)  # the extra has the name of the package

@@ -1,7 +1,7 @@
 """The activity of the threads of each kernel in complete runs.
 
 The unchanged artifact runs in a process with a small preloaded library. The library records the activity of the
-plan's threads, and every parallel region of GCC's OpenMP. ONNX Runtime has its own
+plan's threads, and every parallel region of GCC's OpenMP, which oneDNN's kernels use. ONNX Runtime has its own
 threads, and Clang's OpenMP has another interface: for such kernels only the calling thread is recorded.
 """
 

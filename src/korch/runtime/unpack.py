@@ -3,8 +3,8 @@
     library.so       the kernels, and the C interface
     korch.h          the header of the C interface
     weights.bin      the packed constants, in the form in which the library takes them
-    lib*.so*         libraries that the kernels call and that Python packages contain, such as
-                     ONNX Runtime and Intel's OpenMP. library.so looks for them in its own folder
+    lib*.so*         libraries that the kernels call and that Python packages contain: oneDNN,
+                     ONNX Runtime, Intel's OpenMP. library.so looks for them in its own folder
     manifest.json    requirements on the machine, threads, inputs and outputs; SHA-256 of the other files
     plans/*.json     the plans
     sources/*        the sources of the library

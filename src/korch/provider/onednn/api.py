@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -11,8 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.onednn.call import ANY, CallTensor, Dims, Eltwise, LibraryAnswer, PrimitiveCall
 from korch.candidate.layout import Layout
+from korch.provider.onednn.call import ANY, CallTensor, Dims, Eltwise, LibraryAnswer, PrimitiveCall
 from korch.system.extras import install_command
 from korch.system.libraries import find_headers, find_library, load_globally
 
@@ -40,12 +39,11 @@ class OneDnn:
     def __init__(self) -> None:
         path, headers = find_library("dnnl"), find_headers("dnnl.h")
         if path is None or headers is None:
-            raise ImportError(f"oneDNN is not installed; {install_command('test')}")
+            raise ImportError(f"oneDNN is not installed; {install_command('onednn')}")
         try:
             self._library = load_globally(["dnnl"])[-1]
         except OSError as error:
             raise ImportError(f"oneDNN can't be loaded: {error}") from error
-        os.environ["CPATH"] = str(headers)  # compilers search it for headers
         text = _header_text(headers)
         self._tags = _enumerators(text, "dnnl_format_tag_t")
         self._alike = _by_key(self._tags)

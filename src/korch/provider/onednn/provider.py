@@ -9,22 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from benchmarks.onednn.api import OneDnn
-from benchmarks.onednn.call import PrimitiveCall
-from benchmarks.onednn.geometry import describe, follows_output, model_layout, weights_axes
-from benchmarks.onednn.match import OneDnnOp, Other, match_group
-from benchmarks.onednn.source import print_source
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, layout_choices
 from korch.candidate.shape import FUSED, around
 from korch.provider.content import content_version
+from korch.provider.onednn.api import OneDnn
+from korch.provider.onednn.call import PrimitiveCall
+from korch.provider.onednn.geometry import describe, follows_output, model_layout, weights_axes
+from korch.provider.onednn.match import OneDnnOp, Other, match_group
+from korch.provider.onednn.source import print_source
 from korch.provider.provider import Kernel, named_kernel
 from korch.provider.tile_kernel import comment_of
+from korch.system.native import native_text
 from korch.target import Target
 
-NATIVE = Path(__file__).with_name("korch_onednn.cpp")
+NATIVE = "korch_onednn.cpp"
 """The source that creates and runs the primitives."""
 
 
@@ -32,7 +32,7 @@ class OneDnnProvider:
     """oneDNN's kernels.
 
     Args:
-        propagate_nan: offer no kernel that loses NaN or infinity (see `benchmarks.onednn.match`).
+        propagate_nan: offer no kernel that loses NaN or infinity (see `korch.provider.onednn.match`).
 
     Raises:
         ImportError: oneDNN is not installed.
@@ -44,7 +44,7 @@ class OneDnnProvider:
     def __init__(self, propagate_nan: bool = True) -> None:
         self._library = OneDnn()
         self._propagate_nan = propagate_nan
-        self.version = f"{self._library.version}-{content_version()}" + "-nan" * propagate_nan
+        self.version = f"{self._library.version}-{content_version('provider/onednn')}" + "-nan" * propagate_nan
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         """Offer a linear primitive or a pooling with its post-operations, or a change of layout."""
@@ -68,7 +68,7 @@ class OneDnnProvider:
         workspace = len(group.inputs) + len(group.outputs), answer.workspace_bytes
         text = print_source(call, workspace, comment, target.isa, self._library.numbers)
         kernel = named_kernel(text, has_state=True, workspace_bytes=answer.workspace_bytes, libraries=("dnnl",))
-        return replace(kernel, units=(NATIVE.read_text("utf-8"),))
+        return replace(kernel, units=(native_text(NATIVE),))
 
     def implementation(self, group: Group, offer: Offer, target: Target) -> str:
         """Return the library's name of the implementation behind an offer; "" if it is no offer of this provider."""

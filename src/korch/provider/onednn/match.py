@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from benchmarks.onednn.call import Dims, Eltwise
-from benchmarks.onednn.pattern import find_activation
 from korch.candidate.candidate import Group, Refusal
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.layout import PadAttributes, ReshapeAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import PoolAttributes
 from korch.primitive.types import DType
+from korch.provider.onednn.call import Dims, Eltwise
+from korch.provider.onednn.pattern import find_activation
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.onednn import OneDnnProvider
-from benchmarks.onednn.call import Eltwise, LibraryAnswer
-from benchmarks.onednn.geometry import model_layout
-from benchmarks.onednn.match import OneDnnOp, match_group
 from korch.candidate.candidate import Group, Offer, Refusal, make_layout_change
 from korch.candidate.layout import Layout
 from korch.primitive.graph import GraphBuilder
@@ -17,6 +13,10 @@ from korch.primitive.ops.elementwise import CastAttributes
 from korch.primitive.ops.layout import PadAttributes, ReshapeAttributes, TransposeAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import ValueType
+from korch.provider.onednn import OneDnnProvider
+from korch.provider.onednn.call import Eltwise, LibraryAnswer
+from korch.provider.onednn.geometry import model_layout
+from korch.provider.onednn.match import OneDnnOp, match_group
 from korch.system.extras import install_command
 from korch.testing.kernels import run_kernel
 from tests.provider.onednn_groups import Graph, conv_group, matmul_group, pool_group
@@ -402,8 +402,8 @@ def test_the_version_names_library_schema_and_numbers(provider):
 
 
 def test_is_left_out_without_the_library(monkeypatch):
-    monkeypatch.setattr("benchmarks.onednn.api.find_library", lambda name: None)
-    with pytest.raises(ImportError, match=re.escape(f"oneDNN is not installed; {install_command('test')}")):
+    monkeypatch.setattr("korch.provider.onednn.api.find_library", lambda name: None)
+    with pytest.raises(ImportError, match=re.escape(f"oneDNN is not installed; {install_command('onednn')}")):
         OneDnnProvider(propagate_nan=False)
 
 

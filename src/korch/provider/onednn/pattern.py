@@ -9,9 +9,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from benchmarks.onednn.call import Eltwise
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.pattern import SOFTPLUS, Found, Number, OpPattern, find_first, op
+from korch.provider.onednn.call import Eltwise
 
 _A, _B = Number("a"), Number("b")
 _POSITIVE = op("max", "x", 0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.onednn.call import CallTensor, Eltwise, PrimitiveCall
+from korch.provider.onednn.call import CallTensor, Eltwise, PrimitiveCall
 from korch.tile.llvm.constants import Constants
 from korch.tile.llvm.emit import constant
 

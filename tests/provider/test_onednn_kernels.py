@@ -9,11 +9,11 @@ from threading import Thread
 import numpy as np
 import pytest
 
-from benchmarks.onednn import OneDnnProvider
 from korch.candidate.candidate import make_layout_change
 from korch.primitive.graph import GraphBuilder
 from korch.primitive.ops.layout import PadAttributes, ReshapeAttributes, TransposeAttributes
 from korch.primitive.types import ValueType
+from korch.provider.onednn import OneDnnProvider
 from korch.testing.kernels import check_kernel, check_offers, load_kernels, run_kernel
 from tests.provider.onednn_groups import Graph, conv_group, matmul_group, pool_group
 

@@ -1,4 +1,4 @@
-// Support code for the kernels of oneDNN: creates and runs one primitive with its post-operations.
+// Support code for the kernels of the oneDNN provider: creates and runs one primitive with its post-operations.
 
 #include <math.h>
 #include <oneapi/dnnl/dnnl.h>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int MOST = 32;
 
-// The constants of the library's interface that `benchmarks.onednn.source` uses by number.
+// The constants of the library's interface that `korch.provider.onednn.source` uses by number.
 static_assert(DNNL_ARG_SRC == 1 && DNNL_ARG_DST == 17 && DNNL_ARG_WEIGHTS == 33 && DNNL_ARG_BIAS == 41 &&
               DNNL_ARG_SRC_1 == 2 && DNNL_ARG_ATTR_MULTIPLE_POST_OP(1) == 2 * 32768);
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from benchmarks.onednn.call import ANY, Binary, CallTensor, Dims, Eltwise, PrimitiveCall
-from benchmarks.onednn.match import MatrixView, OneDnnOp, Other
 from korch.candidate.candidate import Group
 from korch.candidate.layout import Layout
 from korch.primitive.ops.linear import ConvAttributes, ConvTransposeAttributes
 from korch.primitive.ops.reduce import PoolAttributes
 from korch.primitive.types import row_major_strides
+from korch.provider.onednn.call import ANY, Binary, CallTensor, Dims, Eltwise, PrimitiveCall
+from korch.provider.onednn.match import MatrixView, OneDnnOp, Other
 
 
 def describe(group: Group, found: OneDnnOp, x: Layout, y: Layout, weights: Layout | None = None) -> PrimitiveCall:
