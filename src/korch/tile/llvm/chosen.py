@@ -24,12 +24,8 @@ def chosen_iteration(context: KernelContext, at: At, env: Env, lanes: int = 1) -
 def nearest_iteration(context: KernelContext, at: SsaValue, extent: int) -> SsaValue:
     """Print the nearest iteration of a loop to a number, or to each lane; a negative number counts from the end."""
     emit = context.emit
-    from_end = emit.op("add nsw", at, emit.index(extent))
-    at = emit.select(emit.test("icmp slt", at, emit.index(0)), from_end, at)
-    kind = "i64" if at.lanes == 1 else f"v{at.lanes}i64"
-    for name, limit in (("smin", extent - 1), ("smax", 0)):
-        at = emit.call(f"llvm.{name}.{kind}", "i64", at.lanes, at, emit.splat(emit.index(limit), at.lanes))
-    return at
+    at = emit.select(emit.test("icmp slt", at, emit.index(0)), emit.add(at, emit.index(extent)), at)
+    return emit.most(emit.index(0), emit.least(at, emit.index(extent - 1)))
 
 
 def copied_elements(loop: Loop) -> tuple[Loop, Pass] | None:

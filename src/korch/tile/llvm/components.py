@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from korch.primitive.types import DType
 from korch.system.alignment import round_up
 from korch.target import EDGE
 from korch.tile.analysis.components import WINDOW_AXES, pixels_of, split_of
@@ -24,11 +25,12 @@ from korch.tile.llvm.contract import ContractPrinter, Strip
 from korch.tile.llvm.emit import SsaValue, constant
 from korch.tile.llvm.functions import fused
 from korch.tile.llvm.index import Env, address
+from korch.tile.llvm.instructions import dot_of
 from korch.tile.llvm.memory import Place
 from korch.tile.llvm.splitter import LANES, PAIRS, STEP, TILE, OperandSplitter
 from korch.tile.llvm.sums import SumsPrinter
 
-DOT = "llvm.x86.avx512bf16.dpbf16ps.512"
+DOT = dot_of(DType.BF16, DType.BF16, in_tiles=False)
 """The instruction that adds two products of bfloat16 to each lane."""
 
 ROWS_AT_ONCE = 8
@@ -111,7 +113,7 @@ class SplitBlockPrinter(BlockPrinter):
             x = self._pairs(self.a, at, 1)
             for v, column in enumerate(columns):
                 k = r * block.vectors + v
-                found[k] = emit.call(DOT, "float", LANES, found[k], x, column)
+                found[k] = DOT.add(emit, found[k], x, column)
         return found
 
     def _pairs(self, side: OperandSide, at: SsaValue, lanes: int) -> SsaValue:
@@ -262,7 +264,7 @@ class ComponentPrinter(ContractPrinter):
         height, size = math.prod(axis.extent for axis in self.rows), STEP * self.b.size_bytes
         each = -(-size // LINE_BYTES // max(1, height // self.registers.rows))
         line = emit.times(emit.divided(r, self.registers.rows), each * LINE_BYTES)
-        is_inside = emit.op("and", self._before(line, emit.index(size)), emit.op("xor", is_last, constant("i1", 1)))
+        is_inside = emit.op("and", emit.before(line, emit.index(size)), emit.op("xor", is_last, constant("i1", 1)))
         at = emit.select(is_inside, emit.place("i8", following, line), strip.second)
         return [Lines(at, emit.select(is_inside, emit.index(size), emit.index(0)), each)]
 

@@ -189,7 +189,7 @@ class ContractPrinter:
 
         def whole_strip(n: SsaValue) -> None:
             at = emit.add(n, emit.index(width))
-            is_last = emit.op("xor", self._before(at, end), constant("i1", 1))
+            is_last = emit.op("xor", emit.before(at, end), constant("i1", 1))
             following = second(at)
             if after is not None:
                 following, is_last = emit.select(is_last, after, following), constant("i1", 0)
@@ -210,16 +210,12 @@ class ContractPrinter:
             return
         for v in range(self.registers.vectors):
             low, high = (emit.index(n * lanes) for n in (v, v + 1))
-            is_own = emit.op("and", self._before(low, left), emit.test("icmp sle", left, high))
+            is_own = emit.op("and", emit.before(low, left), emit.test("icmp sle", left, high))
             narrow = emit.convert("trunc", emit.add(left, emit.index(-v * lanes)), "i32")
             yield is_own, v + 1, emit.test("icmp ult", array("i32", range(lanes)), narrow)
 
     def _whole(self, end: SsaValue, width: int) -> SsaValue:
         return self.emit.times(self.emit.divided(end, width), width)
-
-    def _before(self, a: SsaValue, b: SsaValue) -> SsaValue:
-        x, y = a.number, b.number
-        return constant("i1", x < y) if x is not None and y is not None else self.emit.test("icmp slt", a, b)
 
     # Rows
 
@@ -278,7 +274,7 @@ class ContractPrinter:
             together()
         else:
             last = emit.add(emit.rest(r, size), emit.index(rows))
-            emit.branch(self._before(last, emit.index(size + 1)), together, apart)
+            emit.branch(emit.before(last, emit.index(size + 1)), together, apart)
 
     # Prefetches
 
@@ -304,7 +300,7 @@ class ContractPrinter:
         each = -(-most // max(1, count // registers.rows))
         following, is_last = strip.following
         line = emit.times(emit.divided(r, registers.rows), each * LINE_BYTES)
-        is_inside = emit.op("and", self._before(line, emit.index(size)), emit.op("xor", is_last, constant("i1", 1)))
+        is_inside = emit.op("and", emit.before(line, emit.index(size)), emit.op("xor", is_last, constant("i1", 1)))
         at, rest = emit.place("i8", following, line), (strip.second, emit.index(0))
         even, last = even_step(self.rows, self.a.steps), self.printer.terms[-1].extent
         if self._is_dense and registers.rows * self.a.size_bytes <= LINE_BYTES and even == last:

@@ -281,18 +281,28 @@ class Emit:
         return constant(a.kind, x % n) if x is not None else self.op("urem", a, constant(a.kind, n))
 
     def least(self, a: SsaValue, b: SsaValue) -> SsaValue:
-        """Print the smaller index."""
+        """Print the smaller index, lane by lane."""
         x, y = a.number, b.number
         if x is not None and y is not None:
             return self.index(min(x, y))
-        return a if a == b else self.call("llvm.smin.i64", "i64", 1, a, b)
+        return a if a == b else self._chosen("smin", a, b)
 
     def most(self, a: SsaValue, b: SsaValue) -> SsaValue:
-        """Print the larger index."""
+        """Print the larger index, lane by lane."""
         x, y = a.number, b.number
         if x is not None and y is not None:
             return self.index(max(x, y))
-        return a if a == b else self.call("llvm.smax.i64", "i64", 1, a, b)
+        return a if a == b else self._chosen("smax", a, b)
+
+    def _chosen(self, name: str, a: SsaValue, b: SsaValue) -> SsaValue:
+        a, b = self.matched(a, b)
+        suffix = "i64" if a.lanes == 1 else f"v{a.lanes}i64"
+        return self.call(f"llvm.{name}.{suffix}", "i64", a.lanes, a, b)
+
+    def before(self, a: SsaValue, b: SsaValue) -> SsaValue:
+        """Print whether an index is smaller than another one."""
+        x, y = a.number, b.number
+        return constant("i1", x < y) if x is not None and y is not None else self.test("icmp slt", a, b)
 
     # Memory
 

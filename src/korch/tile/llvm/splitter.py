@@ -12,7 +12,7 @@ from korch.target import EDGE
 from korch.tile.analysis.sums import by_row
 from korch.tile.ir.program import PAIR, Axis, Pass, Stage
 from korch.tile.llvm.contract import Strip
-from korch.tile.llvm.emit import SsaValue, constant
+from korch.tile.llvm.emit import SsaValue, array, constant
 from korch.tile.llvm.index import Env
 from korch.tile.llvm.points import KernelContext, PointPrinter, PointVector
 
@@ -113,22 +113,21 @@ class OperandSplitter(PointPrinter):
 
             def some(h: int) -> None:
                 narrow = emit.convert("trunc", emit.add(left, emit.index(-h * LANES)), "i32")
-                lanes = SsaValue(f"<{', '.join(f'i32 {n}' for n in range(LANES))}>", "i32", LANES)
-                mask = emit.test("icmp ult", lanes, narrow)
+                mask = emit.test("icmp ult", array("i32", range(LANES)), narrow)
                 known = left.number
                 half(whole, h, None if known is not None and known >= (h + 1) * LANES else mask)
 
             def rest() -> None:
                 some(0)
                 zero = constant("i16", 0, LANES)
-                emit.branch(self._exceeds(left, LANES), lambda: some(1), lambda: store(whole, 1, zero))
+                emit.branch(emit.before(emit.index(LANES), left), lambda: some(1), lambda: store(whole, 1, zero))
 
             def step(k: SsaValue) -> None:
                 half(k, 0, None)
                 half(k, 1, None)
 
             emit.loop(emit.index(0), whole, EDGE, step)
-            emit.branch(self._exceeds(left, 0), rest)
+            emit.branch(emit.before(emit.index(0), left), rest)
 
         emit.loop(emit.index(0), count, 1, row)
 
@@ -163,10 +162,5 @@ class OperandSplitter(PointPrinter):
                 emit.store(x, emit.place("i16", at, emit.index(v * TILE)), 2 * EDGE)
 
         emit.loop(emit.index(0), whole, 1, pair)
-        emit.branch(self._exceeds(used, whole), lambda: pair(whole, 1))
+        emit.branch(emit.before(whole, used), lambda: pair(whole, 1))
         emit.loop(used, end, 1, lambda p: pair(p, 0))
-
-    def _exceeds(self, a: SsaValue, b: SsaValue | int) -> SsaValue:
-        b = self.emit.index(b) if isinstance(b, int) else b
-        x, y = a.number, b.number
-        return constant("i1", x > y) if x is not None and y is not None else self.emit.test("icmp sgt", a, b)

@@ -23,6 +23,7 @@ from korch.tile.ir.program import QUAD, Axis, refused
 from korch.tile.llvm.block import LINE_BYTES, OperandSide, SumBlock
 from korch.tile.llvm.emit import SsaValue, array, constant
 from korch.tile.llvm.functions import fused
+from korch.tile.llvm.index import both
 from korch.tile.llvm.instructions import TILE_BYTES, TILE_ROWS, TILES, dot_of, print_tiles
 from korch.tile.llvm.integers import IntegerPrinter
 from korch.tile.llvm.points import KernelContext
@@ -131,7 +132,7 @@ class TilePrinter(IntegerPrinter):
         self.tiles = self._product(lines, self.across)
         self.turns = self._quotient(self.tiles, emit.index(2))
         self.found = emit.array("i32", 2 * SUMS)
-        has_sums = self._both(self._before(emit.index(0), self.count), self._before(emit.index(0), end))
+        has_sums = both(emit, emit.before(emit.index(0), self.count), emit.before(emit.index(0), end))
         emit.branch(has_sums, self._products)
 
     def _quotient(self, a: SsaValue, b: SsaValue) -> SsaValue:
@@ -141,9 +142,6 @@ class TilePrinter(IntegerPrinter):
 
     def _product(self, a: SsaValue, b: SsaValue) -> SsaValue:
         return self.emit.op("mul nsw", a, b) if b.number is None else self.emit.times(a, b.number)
-
-    def _both(self, a: SsaValue, b: SsaValue) -> SsaValue:
-        return b if a.text == "true" else a if b.text == "true" else self.emit.op("and", a, b)
 
     def _tile(self, number: SsaValue) -> tuple[SsaValue, SsaValue, SsaValue]:
         """Print the address of a tile, its first row, and how many rows it shares with the tile before."""
@@ -197,12 +195,12 @@ class TilePrinter(IntegerPrinter):
         emit, first = self.emit, self.emit.times(pair, 2)
         second, half = emit.add(first, emit.index(1)), emit.add(column, emit.index(STRIP // 2))
         is_even, is_whole = (self.tiles.number or 1) % 2 == 0, (self.end.number or 1) % STRIP == 0
-        is_pair = constant("i1", 1) if is_even else self._before(second, self.tiles)
-        is_wide = constant("i1", 1) if is_whole else self._before(half, self.end)
+        is_pair = constant("i1", 1) if is_even else emit.before(second, self.tiles)
+        is_wide = constant("i1", 1) if is_whole else emit.before(half, self.end)
         rows = (self._tile(first)[0], self._tile(second)[0])
         b = emit.place("i8", self.b.at, emit.times(emit.divided(column, STRIP), self.strip))
         following = emit.place("i8", b, emit.index(self.strip))
-        has_next = self._before(emit.add(column, emit.index(STRIP)), self.end)
+        has_next = emit.before(emit.add(column, emit.index(STRIP)), self.end)
 
         def beside(step: SsaValue) -> None:
             self._finish_some(step, pending)
@@ -234,7 +232,7 @@ class TilePrinter(IntegerPrinter):
             self._load_rows(turn, 0, s)
             emit.branch(turn.is_pair, lambda: dot(1, 0))
             self._load_columns(turn, 0, s)
-            emit.branch(self._both(turn.is_pair, turn.is_wide), lambda: dot(1, 1))
+            emit.branch(both(emit, turn.is_pair, turn.is_wide), lambda: dot(1, 1))
             emit.branch(turn.is_pair, lambda: self._load_rows(turn, 1, s))
             emit.branch(turn.is_wide, lambda: self._load_columns(turn, 1, s))
 
@@ -244,7 +242,7 @@ class TilePrinter(IntegerPrinter):
             dot(0, 0)
             emit.branch(turn.is_wide, lambda: dot(0, 1))
             following = emit.add(s, emit.index(1))
-            has_next = self._before(following, emit.index(self.steps))
+            has_next = emit.before(following, emit.index(self.steps))
             emit.branch(has_next, lambda: further(following), lambda: emit.branch(turn.is_pair, dots_of_second))
             beside(s)
             return (fused(emit, awake, awake, awake),)
@@ -261,7 +259,7 @@ class TilePrinter(IntegerPrinter):
         emit.branch(turn.is_pair, lambda: self._load_rows(turn, 1, zero))
         (awake,) = emit.loop(zero, emit.index(self.steps), 1, step, constant("float", 0.0, self.lanes))
         emit.effect(USED.format(awake.typed))
-        for n, exists in enumerate((yes, turn.is_wide, turn.is_pair, self._both(turn.is_pair, turn.is_wide))):
+        for n, exists in enumerate((yes, turn.is_wide, turn.is_pair, both(emit, turn.is_pair, turn.is_wide))):
             emit.branch(exists, lambda n=n: store(n))  # type: ignore[misc]
 
     def _load_rows(self, turn: _Turn, r: int, step: SsaValue) -> None:
