@@ -158,7 +158,7 @@ def test_a_run_that_fails_returns_an_error(provider, target, builder):
 def test_a_library_that_cannot_be_opened_is_a_message(provider, target, builder, tmp_path):
     group = opaque_group("Elu", ["f32[4]"], ["f32[4]"])
     _, kernel = build(provider, group, target)
-    path = builder.library([kernel.source, *kernel.units], kernel.libraries)
+    path = builder.library(kernel.texts, kernel.libraries)
     code = (
         "import ctypes, sys; library = ctypes.CDLL(sys.argv[1]);"
         "create = library[sys.argv[2] + '_create']; create.restype = ctypes.c_void_p;"

@@ -38,6 +38,8 @@ logger = logging.getLogger("korch.measure")
 
 NATIVE_FOLDER = Path(__file__).resolve().parent.parent / "native"
 ONEDNN_HEADER = "<oneapi/dnnl/dnnl.h>"
+"""A source that includes it is compiled with the folder of oneDNN's headers."""
+
 LATE = 1.5
 """A compiler may take this many times its longest time, also after the end: the machine may just be busy."""
 

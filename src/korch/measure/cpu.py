@@ -220,7 +220,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         """Begin to compile candidates that will likely be measured, in parallel with other work."""
         kernels = (self.kernel(c) for c in candidates if self.known(c) is None)
         built = [kernel for kernel in kernels if isinstance(kernel, Kernel)]
-        self.builder.begin([text for kernel in built for text in (kernel.source, *kernel.units)])
+        self.builder.begin([text for kernel in built for text in kernel.texts])
 
     def rest(self) -> None:
         """Stop the compilation that `begin` has started."""
@@ -268,7 +268,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         self, batch: Sequence[Candidate], kernels: Mapping[str, Kernel], deadline: Deadline
     ) -> list[tuple[Candidate, list[Path]]]:
         """Return the candidates of a batch that are compiled in time, with their objects; record other failures."""
-        texts = {c.key: (kernels[c.key].source, *kernels[c.key].units) for c in batch}
+        texts = {c.key: kernels[c.key].texts for c in batch}
         sources = list(dict.fromkeys(text for own in texts.values() for text in own))
         missing = self.builder.missing_work(sources)
         timing_s = self._timing_s(len(batch))
@@ -300,7 +300,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         """Return the predicted seconds to compile the candidates that are not compiled yet."""
         built = [self.kernel(c) for c in candidates]
         kernels = [kernel for kernel in built if isinstance(kernel, Kernel)]
-        texts = [text for kernel in kernels for text in (kernel.source, *kernel.units)]
+        texts = [text for kernel in kernels for text in kernel.texts]
         return self.pace.predict_s("compile", self.builder.missing_work(texts))
 
     def _timing_s(self, kernels: int) -> float:

@@ -103,6 +103,11 @@ class Kernel:
     units: tuple[str, ...] = ()
     counts: tuple[tuple[str, Count], ...] = field(default=(), compare=False, repr=False)
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Its source and its units: all that is compiled for it."""
+        return self.source, *self.units
+
 
 def named_kernel(
     text: str,

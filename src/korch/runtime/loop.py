@@ -232,10 +232,9 @@ class _Printer:
         rows: list[str] = []
         slots: list[tuple[int, ...]] = []
         for kernel, own in self.plan.kernels:
-            has = {"run": True, "team": kernel.threading is Threading.TEAM}
-            has["create"] = has["destroy"] = kernel.has_state
-            called = (made.function(f"{kernel.symbol}_{name}" if has[name] else "") for name in has)
-            rows.append(f"{{ {', '.join(called)}, i64 {len(slots)} }}")
+            exist = {"run": True, "team": kernel.threading is Threading.TEAM}
+            exist |= dict.fromkeys(("create", "destroy"), kernel.has_state)
+            rows.append(f"{{ {made.kernel_functions(kernel.symbol, exist)}, i64 {len(slots)} }}")
             slots += map(self.slot, own)
         first, outputs = len(self.program.inputs), self.program.outputs
         copies = [(first + i, *self.slot(s), outputs[i][1].size_bytes) for i, s in self.program.copies]
@@ -259,5 +258,5 @@ class _Printer:
             opens=tuple(dict.fromkeys(name for part in parts for name in part.opens)),
             threading={ALONE: Threading.CALLER, TEAM: Threading.TEAM, APART: Threading.OWN}[mode],
         )
-        units = (native_text("korch_loop.cpp"), *(text for part in parts for text in (part.source, *part.units)))
+        units = (native_text("korch_loop.cpp"), *(text for part in parts for text in part.texts))
         return replace(kernel, units=tuple(dict.fromkeys(units)))

@@ -119,10 +119,10 @@ def _steps(made: Constants, program: Program[Any], tasked: Container[str]) -> li
     for kernel, slots in _pairs(program):
         name = kernel.symbol
         is_alone = bool(name) and team_refusal(kernel) is not None
-        there = (True, _has_team(kernel), name in tasked, kernel.has_state, kernel.has_state) if name else (False,) * 5
-        endings = ("run", "team", "task", "create", "destroy")
-        functions = [made.function(f"{name}_{e}" if t else "") for e, t in zip(endings, there, strict=True)]
-        rows.append(f"{{ {', '.join(functions)}, i64 {first}, i64 {int(is_alone)} }}")
+        exist = {"run": True, "team": _has_team(kernel), "task": name in tasked}
+        exist |= dict.fromkeys(("create", "destroy"), kernel.has_state)
+        functions = made.kernel_functions(name, exist if name else dict.fromkeys(exist, False))
+        rows.append(f"{{ {functions}, i64 {first}, i64 {int(is_alone)} }}")
         first += len(slots) if name else 0
     return rows
 

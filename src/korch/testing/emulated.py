@@ -67,7 +67,7 @@ class Emulated:
             CompileError: the compiler rejects them.
         """
         calls = [f'  if (!strcmp(words[1], "{k.symbol}")) code = {k.symbol}_run(nullptr, buffers);' for k in kernels]
-        sources = dict.fromkeys(text for kernel in kernels for text in (kernel.source, *kernel.units))
+        sources = dict.fromkeys(text for kernel in kernels for text in kernel.texts)
         heads = {f'extern "C" int {k.symbol}_run(void*, void* const*);' for k in kernels if is_llvm(k.source)}
         own = [text for text in sources if not is_llvm(text)]
         text = "\n".join((*own, *sorted(heads), _MAIN.replace("@CALLS@", "\n".join(dict.fromkeys(calls)))))

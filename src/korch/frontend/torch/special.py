@@ -19,7 +19,7 @@ _STEPS = 8
 """How often the recurrence is applied before an asymptotic expansion."""
 
 _NEAR, _TERMS = 3.0, 40
-"""Beyond this number, erfcx is a continued fraction of this number of terms; below it, erfc is exact enough."""
+"""From 3 on, erfcx is computed as a continued fraction of 40 terms; below 3, erfc is exact enough."""
 
 _CENTER = (
     *(2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503),

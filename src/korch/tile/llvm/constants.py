@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from korch.tile.llvm.isa import ISAS
 from korch.tile.llvm.print import MARK
@@ -25,12 +25,10 @@ class Constants:
         self.functions: dict[str, None] = {}
         self._strings: dict[str, str] = {}
 
-    def function(self, name: str) -> str:
-        """Return a function that another object defines; "" is none."""
-        if not name:
-            return "ptr null"
-        self.functions[name] = None
-        return f"ptr @{name}"
+    def kernel_functions(self, symbol: str, exist: Mapping[str, bool]) -> str:
+        """Return the addresses of a kernel's functions, given by the endings of their names; null for the others."""
+        self.functions |= dict.fromkeys(f"{symbol}_{ending}" for ending, exists in exist.items() if exists)
+        return ", ".join(f"ptr @{symbol}_{ending}" if exists else "ptr null" for ending, exists in exist.items())
 
     def string(self, text: str) -> str:
         """Return the address of a text."""
