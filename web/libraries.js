@@ -7,12 +7,12 @@ import {
 import cytoscape from "cytoscape";
 import dagre from "cytoscape-dagre";
 import highlighter from "highlight.js/lib/core";
-import cpp from "highlight.js/lib/languages/cpp";
 import python from "highlight.js/lib/languages/python";
+import x86asm from "highlight.js/lib/languages/x86asm";
 
 Chart.register(BarController, BarElement, CategoryScale, Filler, Legend, LinearScale,
   LineController, LineElement, LogarithmicScale, PointElement, ScatterController, Tooltip);
 cytoscape.use(dagre);
-highlighter.registerLanguage("cpp", cpp);
 highlighter.registerLanguage("python", python);
+highlighter.registerLanguage("x86asm", x86asm);
 globalThis.korchLibraries = { Chart, cytoscape, highlighter };

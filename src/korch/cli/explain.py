@@ -68,7 +68,7 @@ def _show(parsed: argparse.Namespace, executable: Runnable) -> None:
         _write_page(parsed, plan(executable, parsed.artifact))
     if parsed.kernel is not None:
         one = plan(executable, parsed.artifact)
-        print(kernel_text(one.plan, one.report, parsed.kernel))
+        print(kernel_text(one.plan, one.report, parsed.kernel, one.sources))
     elif parsed.json:
         record = plan(executable, parsed.artifact).plan.to_json() if is_one else ""
         print(record or to_json({"artifact": str(parsed.artifact), **plain(executable.report)}), end="")

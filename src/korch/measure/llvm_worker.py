@@ -2,8 +2,8 @@
 
     python -m korch.measure.llvm_worker
 
-Each line of the standard input has the names of a source and of the object to write, separated by a tab. Each is
-answered by a line: empty, or what is wrong with the source.
+Each line of the standard input has the names of a source and of the object to write, or of the assembly if its name
+ends with ".s", separated by a tab. Each is answered by a line: empty, or what is wrong with the source.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def main() -> None:
             module = llvm.parse_assembly(Path(source).read_text("utf-8"))
             triple = llvm.Target.from_triple(module.triple)
             machine = triple.create_target_machine(opt=LEVEL, reloc="pic", codemodel="default")
-            Path(target).write_bytes(machine.emit_object(module))
+            is_text = target.endswith(".s")
+            Path(target).write_bytes(machine.emit_assembly(module).encode() if is_text else machine.emit_object(module))
             answer = ""
         except (RuntimeError, OSError) as error:
             answer = " ".join(str(error).split()) or "no message"

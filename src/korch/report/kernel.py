@@ -7,7 +7,7 @@ For a kernel far from its bound, a faster kernel may be possible, unless it is v
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from korch.candidate.layout import Layout
@@ -16,6 +16,7 @@ from korch.errors import OptionError
 from korch.measure.calibrate import Rates
 from korch.primitive.text import printed_calls
 from korch.primitive.types import ValueType
+from korch.report.assembly import code_lines
 from korch.report.units import count_text, cut, size_text, time_text
 from korch.runtime.record import PlanRecord, PortRecord, StepRecord
 from korch.runtime.report import GroupingRecord, Report, Rival
@@ -25,6 +26,9 @@ MOST_SLOWEST = 3
 
 MOST_CHARACTERS = 160
 """The most characters of a primitive's line; its indices and constants may be long."""
+
+MOST_LINES = 80
+"""The most lines of a loop's assembly; the page has all of them."""
 
 MOST_OPERATIONS = 70
 """The most characters for a kernel's operations in a line."""
@@ -204,15 +208,17 @@ def rival_row(row: Rival, step: StepRecord, plan: PlanRecord, report: Report) ->
     return Alternative(what, time_text(row.cost_ns), more, lost)
 
 
-def kernel_text(plan: PlanRecord, report: Report, number: int) -> str:
+def kernel_text(plan: PlanRecord, report: Report, number: int, sources: Mapping[str, str] | None = None) -> str:
     """Return the explanation of one kernel.
 
     Args:
         plan: the kernels in order.
         report: how the plan was found.
         number: the kernel's index in the plan.
+        sources: the artifact's sources by file name, which have its code.
 
     Raises:
+        CompileError: the kernel's assembly can't be made.
         OptionError: there is no such kernel.
     """
     if not 0 <= number < len(plan.steps):
@@ -251,7 +257,8 @@ def kernel_text(plan: PlanRecord, report: Report, number: int) -> str:
     lines += [] if others else ["  none"]
     body = (cut(line, MOST_CHARACTERS) for line in step.primitives.splitlines())
     description = ["", *report.described[step.candidate]] if step.candidate in report.described else []
-    return "\n".join([*lines, *description, "", "primitives:", *body])
+    code = ["", *code_lines(sources, step.symbol, MOST_LINES)] if sources else []
+    return "\n".join([*lines, *description, "", "primitives:", *body, *code])
 
 
 def origins_of(step: StepRecord) -> tuple[list[str], list[str]]:

@@ -18,6 +18,7 @@ from typing import Any
 from korch.errors import UnsupportedError
 from korch.primitive.text import parse_ends, printed_calls
 from korch.records import plain
+from korch.report.assembly import code_lines
 from korch.report.compare import Row
 from korch.report.explain import output_rows, rule_rows, summary
 from korch.report.kernel import (
@@ -111,7 +112,9 @@ def page_data(
     kernels = [_kernel(number, plan, report, run_ns) for number in range(len(plan.steps))]
     for kernel, load in zip(kernels, threads.loads() if threads else (), strict=False):
         kernel["load"] = load and f"{load.longest:.2f} of the mean, {100 * load.idle:.1f} % idle"
-    texts = {key.removesuffix(".cpp").removesuffix(".ll"): text[:LONGEST_SOURCE] for key, text in sources.items()}
+    texts = {key.removesuffix(".cpp"): text[:LONGEST_SOURCE] for key, text in sources.items()}
+    for symbol in {step.symbol for step in plan.steps if f"{step.symbol}.ll" in sources}:
+        texts[symbol] = "\n".join(code_lines(sources, symbol))[:LONGEST_SOURCE]
     return {
         "title": f"{name} on {plan.target.get('cpu', 'an unknown machine')}",
         "summary": summary(name, without_table) if report.plan else "",
@@ -124,7 +127,7 @@ def page_data(
         "rules": plain(rule_rows(plan, report)),
         "peers": [_peer(row, peers) for row in peers],
         "sources": {step.symbol: texts.get(step.symbol, "") for step in plan.steps},
-        "language": "python" if is_cuda else "cpp",
+        "language": "python" if is_cuda else "x86asm",
         "graphs": {
             "kernels": _kernel_graph(plan),
             "primitives": _primitive_graph(plan),

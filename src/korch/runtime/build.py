@@ -32,6 +32,7 @@ from korch.system.content_name import content_name
 from korch.system.files import open_file
 from korch.system.native import native_text
 from korch.target import Target
+from korch.tile.ir.text import format_program
 
 logger = logging.getLogger("korch.runtime")
 LIST, RUNTIME = "plans.ll", "korch_runtime.cpp"
@@ -81,6 +82,7 @@ def build(
     program = bind_steps(graph, steps, target.threads)
     check_symbols(program)
     sources = {f"{k.symbol}.{suffix_of(k.source)}": k.source for k in program.kernels if k.symbol}
+    programs = {f"{k.symbol}.tile": format_program(k.program) for k in program.kernels if k.program is not None}
     units = {text for kernel in program.kernels for text in kernel.units} - {*sources.values()}
     sources |= {f"{content_name('unit', text)}.{suffix_of(text)}": text for text in sorted(units)}
     uses = uses_of(program, steps)
@@ -106,7 +108,7 @@ def build(
             waiting=waiting_of(uses, segments, target),
         ),
         requirements=Requirements.here(REQUIRED_FLAGS[target.isa]),
-        sources=sources | _headers(sources),
+        sources=sources | programs | _headers(sources),
     )
 
 

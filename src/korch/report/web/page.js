@@ -200,7 +200,7 @@ function select(number, isFirst = false) {
       : element("p", { class: "faint" }, "None was measured."),
     ...(k.described ? [element("h3", {}, "Program"), element("pre", { tabindex: 0 }, k.described)] : []),
     element("h3", {}, "Primitives"), element("pre", { tabindex: 0 }, k.primitives),
-    element("h3", {}, "Source"), source(k),
+    element("h3", {}, "Code"), source(k),
   );
   if (graph) {
     graph.elements().unselect();
@@ -212,7 +212,7 @@ function select(number, isFirst = false) {
 
 function source(k) {
   const text = data.sources[k.symbol] ?? "";
-  if (!text) return element("p", { class: "faint" }, "The source is not in the artifact.");
+  if (!text) return element("p", { class: "faint" }, "The artifact has no code of it.");
   const code = element("code");
   code.innerHTML = highlighter.highlight(text, { language: data.language }).value;
   return element("pre", { tabindex: 0 }, code);
