@@ -61,10 +61,14 @@ def attention(rows: int) -> Group:
     return g.group(g.add("matmul", [g.add("div", [powers, sums]), g.tensor(1, 4, 40, 16)]))
 
 
-def image(rows: int, op: str) -> Group:
-    """A convolution of nine images, or of windows in Winograd's space, with a residual."""
+def square(size: int, op: str) -> Group:
+    return image(size, op, 1, size)
+
+
+def image(rows: int, op: str, images: int = 9, columns: int = 9) -> Group:
+    """A convolution of images, or of windows in Winograd's space, with a residual."""
     g = Graph()
-    x, weights = g.tensor(9, 16, rows, 9), g.rng.standard_normal((16, 16, 3, 3))
+    x, weights = g.tensor(images, 16, rows, columns), g.rng.standard_normal((16, 16, 3, 3))
     if op == "winograd":
         u = g.constant(transform_weights(weights, 4).astype(np.float32))
         y = g.add("winograd", [x, u], WinogradAttributes(4, (1, 1), (1, 1)))
@@ -74,61 +78,93 @@ def image(rows: int, op: str) -> Group:
     return g.group(g.with_tensor("add", y, g.tensor(*g.type(y).shape)))
 
 
-def part_of(group: Group, axis: int) -> Group:
-    """Return a group of whose results only the first elements along an axis are needed: as many as the size."""
-    return replace(group, body=live_body(group.body, [{axis: frozenset((extent(0),))}]))
+def linked(size: int, stride: int, *, is_masked: bool = True) -> Group:
+    """A depthwise convolution between pointwise ones, or alone; the first one's result is masked."""
+    g = Graph()
+    y = g.tensor(1, 16, size, size)
+    if is_masked:
+        y = g.add("conv", [y, g.weights(32, 16, 1, 1)], ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1)))
+        mask = g.add("broadcast", [g.tensor(1, 1, size, 1)], BroadcastAttributes((1, 32, size, size)))
+        y = g.add("where", [g.add("less", [g.full(y, 0.0), mask]), y, g.full(y, 0.0)])
+    channels = g.type(y).shape[1]
+    attributes = ConvAttributes((stride, stride), (1, 1), (1, 1), (1, 1), channels)
+    y = g.add("conv", [y, g.weights(channels, 1, 3, 3)], attributes)
+    if is_masked:
+        y = g.add("conv", [y, g.weights(16, 32, 1, 1)], ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1)))
+    return g.group(y)
 
 
-def kernels(group: Group, axis: int, target: Target, provider: object) -> list[tuple[Kernel, Kernel, int, Offer]]:
-    """Return the kernels of a group's offers, with those for a part of the results, and the stride of the axis."""
+def part_of(group: Group, axes: tuple[int, ...]) -> Group:
+    """Return a group of whose results only the first elements along axes are needed: as many as the sizes."""
+    needs = {axis: frozenset((extent(d),)) for d, axis in enumerate(axes)}
+    return replace(group, body=live_body(group.body, [needs]))
+
+
+def kernels(
+    group: Group, axes: tuple[int, ...], target: Target, provider: object
+) -> list[tuple[Kernel, Kernel, list[int], Offer]]:
+    """Return the kernels of a group's offers, with those for a part of the results, and the strides of the axes."""
     offers = provider.offer(group, target)
     assert not isinstance(offers, Refusal)
     (type_,) = group.output_types
     found = []
     for offer in offers:
         layout = offer.outputs[0]
-        kernel, smaller = (provider.build(own, offer, target) for own in (group, part_of(group, axis)))
-        if kernel.program is not None and layout.block(axis) == 1:
+        kernel, smaller = (provider.build(own, offer, target) for own in (group, part_of(group, axes)))
+        if kernel.program is not None and all(layout.block(axis) == 1 for axis in axes):
             assert smaller.counts
             physical = layout.physical_shape(type_.shape)
-            found.append((kernel, smaller, math.prod(physical[layout.order.index(axis) + 1 :]), offer))
+            strides = [math.prod(physical[layout.order.index(axis) + 1 :]) for axis in axes]
+            found.append((kernel, smaller, strides, offer))
     return found
 
 
 @pytest.mark.parametrize(
-    ("group", "axis", "provider"),
+    ("group", "axes", "provider"),
     [
-        (product(ROWS, 40, 96), 1, GemmProvider()),
-        (product(36, 16, 32), 1, GemmProvider()),
-        (product(ROWS, 3072, 64), 1, GemmProvider()),
-        (product(256, 768, 256), 1, GemmProvider()),
-        (of_heads(ROWS), 2, GemmProvider()),
-        (normalized(1, ROWS, 48), 1, GeneratedProvider()),
-        (normalized(1, 4, ROWS, 40), 2, GeneratedProvider()),
-        (attention(ROWS), 2, AttentionProvider()),
-        (image(13, "winograd"), 0, WinogradProvider()),
-        (image(33, "winograd"), 2, WinogradProvider()),
-        (image(13, "conv"), 0, ConvProvider()),
-        (image(33, "conv"), 2, ConvProvider()),
+        (product(ROWS, 40, 96), (1,), GemmProvider()),
+        (product(36, 16, 32), (1,), GemmProvider()),
+        (product(ROWS, 3072, 64), (1,), GemmProvider()),
+        (product(256, 768, 256), (1,), GemmProvider()),
+        (of_heads(ROWS), (2,), GemmProvider()),
+        (normalized(1, ROWS, 48), (1,), GeneratedProvider()),
+        (normalized(1, 4, ROWS, 40), (2,), GeneratedProvider()),
+        (attention(ROWS), (2,), AttentionProvider()),
+        (image(13, "winograd"), (0,), WinogradProvider()),
+        (image(33, "winograd"), (2,), WinogradProvider()),
+        (image(13, "conv"), (0,), ConvProvider()),
+        (image(33, "conv"), (2,), ConvProvider()),
+        (image(33, "winograd"), (0, 3), WinogradProvider()),
+        (square(33, "winograd"), (2, 3), WinogradProvider()),
+        (square(33, "conv"), (2, 3), ConvProvider()),
+        (linked(30, 1, is_masked=False), (2, 3), ConvProvider()),
+        (linked(31, 2, is_masked=False), (2, 3), ConvProvider()),
+        (linked(30, 1), (2,), ConvProvider()),
+        (linked(30, 1), (2, 3), ConvProvider()),
+        (linked(31, 2), (2, 3), ConvProvider()),
     ],
 )
-def test_what_is_needed_is_computed(group, axis, provider, target: Target, builder: Builder, rng) -> None:
-    found = kernels(group, axis, target, provider)
+def test_what_is_needed_is_computed(group, axes, provider, target: Target, builder: Builder, rng) -> None:
+    found = kernels(group, axes, target, provider)
     assert found
     library = load_kernels([kernel for pair in found for kernel in pair[:2]], builder)
-    (length,) = {type_.shape[axis] for type_ in group.output_types}
-    for kernel, smaller, stride, offer in found:
+    (type_,) = group.output_types
+    lengths = [type_.shape[axis] for axis in axes]
+    for kernel, smaller, strides, offer in found:
         numbers = [rng.random(type_.shape, np.float32) for type_ in group.input_types]
         packed = [layout.pack(a).reshape(-1).view(np.uint8) for layout, a in zip(offer.inputs, numbers, strict=True)]
         (elements,) = (type_.size for type_ in group.output_types)
         memory = [aligned_bytes(size) for size in (*(a.size for a in packed), 4 * elements)]
         for place, array in zip(memory, packed, strict=False):
             place[:] = array
-        is_needed = np.arange(elements) // stride % length
+        places = [np.arange(elements) // stride % n for stride, n in zip(strides, lengths, strict=True)]
 
-        def run(which: Kernel, n: int, memory=memory) -> np.ndarray:
+        def is_needed(sizes: list[int], places=places) -> np.ndarray:
+            return np.all([place < n for place, n in zip(places, sizes, strict=True)], axis=0)
+
+        def run(which: Kernel, sizes: list[int], memory=memory) -> np.ndarray:
             memory[-1][:] = 0xFF
-            size = np.array([n], np.int64)
+            size = np.array(sizes, np.int64)
             room = [aligned_bytes(which.workspace_bytes)] * bool(which.workspace_bytes)
             for buffer in room:
                 buffer[:] = 0xFF
@@ -137,8 +173,11 @@ def test_what_is_needed_is_computed(group, axis, provider, target: Target, build
             assert getattr(library, f"{which.symbol}_run")(None, pointers) == 0
             return memory[-1].view(np.float32).copy()
 
-        wanted = run(kernel, 0)
-        for n in sorted({1, length // 4, length // 2, length - 1, length}):
-            result = run(smaller, n)
-            assert np.allclose(result[is_needed < n], wanted[is_needed < n], rtol=1e-4, atol=1e-5)
-        assert np.isnan(run(smaller, 1)[is_needed >= length // 2]).any()  # tasks are left out
+        wanted = run(kernel, [0] * len(axes))
+        ends = [sorted({1, n // 4, n // 2, n - 1, n}) for n in lengths]
+        for sizes in zip(*ends[:1], *(own[::-1] for own in ends[1:]), strict=True):
+            result, own = run(smaller, [*sizes]), is_needed([*sizes])
+            assert np.allclose(result[own], wanted[own], rtol=1e-4, atol=1e-5), (offer.variant, sizes)
+        for d, n in enumerate(lengths):
+            sizes = [*lengths[:d], 1, *lengths[d + 1 :]]
+            assert np.isnan(run(smaller, sizes)[places[d] >= n // 2]).any(), offer.variant  # tasks are left out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from korch.primitive.graph import GraphBuilder
 from korch.primitive.ops.layout import ConcatAttributes, ReshapeAttributes, TransposeAttributes
@@ -27,10 +28,10 @@ def test_attention_and_means_end_with_the_length() -> None:
     assert by_op == {"reduce_max": [{3: N}], "reduce_sum": [{3: N}, {1: N}, {1: N}], "matmul": [{3: N}]}
 
 
-def test_a_mean_over_an_image_ends_along_one_axis() -> None:
+def test_a_mean_over_an_image_ends_along_both_axes() -> None:
     whole = masked_model(conv_net(), {"height": (range(5, 34),), "width": (range(9, 32),)})
     found = ends(whole.graph, whole.plan)
-    assert list(found.values()) == [{2: N.then(3, 4)}]
+    assert list(found.values()) == [{2: N.then(3, 4), 3: replace(N, dimension=1).then(3, 4)}]
 
 
 class Small:

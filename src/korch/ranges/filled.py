@@ -73,7 +73,7 @@ class _Fills:
         return self._known.get(value, {}).get(axis)
 
     def ends(self, primitive: Primitive) -> Ends:
-        """Return where a reduction may end: along one axis."""
+        """Return where a reduction may end."""
         type_ = self._graph.types[primitive.inputs[0]]
         rank = len(type_.shape)
         if isinstance(primitive.attributes, ReduceAttributes) and type_.dtype is not DType.BOOL:
@@ -85,8 +85,7 @@ class _Fills:
         else:
             return {}
         known = {axis: fill for axis, fill in sides if fill is not None and fill[1] == number}
-        found = {axis: extent for axis, (extent, _) in known.items() if extent is not None}
-        return dict(sorted(found.items())[:1])  # a kernel may flatten the axes that it reduces
+        return {axis: extent for axis, (extent, _) in sorted(known.items()) if extent is not None}
 
     def add(self, primitive: Primitive) -> None:
         """Record what is known of a primitive's result."""

@@ -90,6 +90,15 @@ class Live(int):
         return found
 
 
+class Limit(Live):
+    """An extent that a guard of a pass compares with; guards with other extents hold for all elements."""
+
+
+def limit(extent: int) -> int:
+    """Return an extent with which a guard is to compare."""
+    return Limit(extent.limit, extent.count, extent.over) if isinstance(extent, Live) else extent
+
+
 def live(most: int, extents: Collection[Extent | Rows]) -> int:
     """Return an extent of which as many elements are needed as the maximum of `extents`."""
     first = next(iter(extents), None)
@@ -151,3 +160,11 @@ def flattened(extents: Sequence[int]) -> int:
 def joined(first: int, second: int) -> int:
     """Return an extent that has the needed elements of two extents of the same number."""
     return first if count_of(first) == count_of(second) else int(first)
+
+
+def rows_apart(extent: int) -> tuple[int, int] | None:
+    """Return the extents of the two axes that rows combine; None for other extents."""
+    if not isinstance(extent, Live) or extent.count.rows is None or extent.over > 1 or extent.count.times > 1:
+        return None
+    outer, most = extent.count.rows
+    return Live(extent.limit // most, outer), Live(most, replace(extent.count, rows=None))

@@ -179,10 +179,11 @@ class Blocked:
         return self.fusion.memory({} if second is None else {self.name_of(1): second})
 
     def name_of(self, position: int) -> str:
-        """Return the name of the input that an operand reads, perhaps widened."""
+        """Return the name of the input that an operand reads, perhaps widened or masked."""
         value = self.root.inputs[position]
         while value not in self.fusion.place:
-            value = self.group.body.primitives[self.group.body.producers[value][0]].inputs[0]
+            primitive = self.group.body.primitives[self.group.body.producers[value][0]]
+            value = primitive.inputs[primitive.op == "where"]
         return self.fusion.place[value]
 
 

@@ -187,6 +187,10 @@ class _ChainMaker:
             self.needed.insert(0, link.rows.reach(self.needed[0]))
         self.own = [blocking.channels if is_split else link.results for link in chain.links]
         self.copied = 0
+        # The rows of components follow each other in memory.
+        self.widths = [
+            int(link.columns.out) if None in blocking.registers else link.columns.out for link in chain.links
+        ]
         self.components: dict[int, int] = {}
         self.sums: list[Buffer] = []
 
@@ -271,8 +275,7 @@ class _ChainMaker:
     def _moved(self, number: int) -> Step:
         """Return the pass that moves the rows that are needed again to the beginning of a tile."""
         tile, blocks = self.tiles[number], self.own[number] // self.lanes
-        width = self.chain.links[number].columns.out
-        axes = (Axis("c", blocks), Axis("y", tile.kept), Axis("x", width), Axis("s", self.lanes))
+        axes = (Axis("c", blocks), Axis("y", tile.kept), Axis("x", self.widths[number]), Axis("s", self.lanes))
         c, y, x, s = (var(axis.name) for axis in axes)
         load = Load("x0", DType.F32, f"r{number}", self._place(number, c, s, add(y, constant(tile.new)), x))
         return Pass(axes, "s", (load,), (Store(f"r{number}", self._place(number, c, s, y, x), "x0"),))
@@ -284,7 +287,7 @@ class _ChainMaker:
         of a row.
         """
         link = self.chain.links[number]
-        x, y = Axis("x", link.columns.out), Axis("y", count)
+        x, y = Axis("x", self.widths[number]), Axis("y", count)
         q, j = self._channels(number)
         if self.blocking.registers[number] is None:
             return (y, x, j)
@@ -391,7 +394,7 @@ class _ChainMaker:
     ) -> tuple[At, tuple[Axis, ...], tuple[Inside, ...], list[Step]]:
         """Return the components that a pointwise link reads, its terms, its guards, and the passes that split."""
         link, row = self.chain.links[number], add(part.first, var("y"))
-        y, x, c = Axis("y", part.count), Axis("x", link.columns.out), Axis("c", link.channels)
+        y, x, c = Axis("y", part.count), Axis("x", self.widths[number]), Axis("c", link.channels)
         ranges, value, ops = self._ranges(y, x, c), "x0", list[TileOp]()
         where, terms = self._inside(number, row, ranges), (replace(c, is_reduced=True),)
         at = self._component(number, part.count, var("c"))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
+from korch.ranges.live import affine
 from korch.tile.ir.index import ZERO, Expr, Ranges, add, constant, scale, substitute
 from korch.tile.ir.program import Axis, Inside
 
@@ -26,6 +27,11 @@ class Side:
     def reach(self, places: int) -> int:
         """Return how many adjacent elements of the image some adjacent results are computed from."""
         return (places - 1) * self.stride + (self.window - 1) * self.dilation + 1
+
+    @property
+    def reaches(self) -> int:
+        """How many elements of the padded image all results are computed from."""
+        return affine(self.out, self.stride, self.reach(1) - self.stride)
 
     def met_again(self, places: int) -> int:
         """Return how many of these elements the next results are also computed from."""

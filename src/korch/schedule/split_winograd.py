@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from korch.primitive.types import DType
 from korch.schedule.blocks import cut, fill, flat, store
 from korch.schedule.split_products import MOST_COMPONENTS, given_split, split_into
-from korch.schedule.winograd import POINTS, RESULTS, Winograd, spread
+from korch.schedule.winograd import POINTS, RESULTS, TileLoops, Winograd, nested, spread
 from korch.system.alignment import ceil_div, round_up
 from korch.target import EDGE
-from korch.tile.ir.index import Expr, add, constant, scale, var
+from korch.tile.ir.index import add, constant, scale, var
 from korch.tile.ir.program import (
     At,
     Axis,
@@ -64,7 +64,9 @@ class SplitWinograd(Winograd):
         Raises:
             NotFusedError: the operations around the convolution can't be fused with it.
         """
-        tiles, run, block = blocking.group, blocking.run or self.points, blocking.vectors * self.lanes
+        run, block = blocking.run or self.points, blocking.vectors * self.lanes
+        loops = self.loops(self.tiles if blocking.run else blocking.group)
+        tiles = loops.slots
         step, level = spread(tiles * max(self.channels, self.outputs)), Level.WORKSPACE if blocking.run else Level.TILE
         layout = (Panels(self._terms, EDGE), split_into(MOST_COMPONENTS))
         packed = given_split(self.points * self._terms, round_up(self.outputs, EDGE), MOST_COMPONENTS)
@@ -79,63 +81,70 @@ class SplitWinograd(Winograd):
         starts = [start + step for start in sums]
         turns, blocks = (Axis("u", self.points // run), Axis("p", run)), Axis("o", self.outputs // block)
         if blocking.run:
-            return TileProgram(buffers, self._by_points(blocking.parts, turns, blocks, (starts, sums)))
-        groups, group = cut(self.tiles, tiles, ("g", "t"))
-        number, vectors = flat(groups, group), (Axis("d", self.channels // self.wide), Axis("c", self.wide))
-        there = self._there((group, *vectors), number, var("d"), starts)
-        products = self._products(group, turns, (Axis("j", 1), Axis("q", self.outputs)), step)
-        products = replace(products, carried=(POINTS,))
-        back = Loop(group, (), (Loop(blocks, (), self._results(blocks, number, sums)),))
-        return TileProgram(buffers, (Stage((groups,), (there, products, back)),))
+            return TileProgram(buffers, self._by_points(blocking.parts, (turns, blocks), loops, (starts, sums)))
+        vectors = (Axis("d", self.channels // self.wide), Axis("c", self.wide))
+        there = self._there((*loops.axes, *vectors), loops, var("d"), starts)
+        products = self._products(loops, turns, (Axis("j", 1), Axis("q", self.outputs)), step, (POINTS,))
+        back = nested((*loops.axes, blocks), self._results(blocks, loops, sums))
+        return TileProgram(buffers, (Stage(loops.groups, (there, products, back)),))
 
     def _by_points(
-        self, parts: int, turns: tuple[Axis, Axis], blocks: Axis, starts: tuple[list[int], list[int]]
+        self, parts: int, around: tuple[tuple[Axis, Axis], Axis], tiles: TileLoops, starts: tuple[list[int], list[int]]
     ) -> tuple[Stage, ...]:
         """Return the stages that transform all tiles, multiply those of some points in a task, and transform back."""
-        tiles = Axis("t", self.tiles)
+        turns, blocks = around
         part, channels = cut(self.outputs, round_up(ceil_div(self.outputs, parts), EDGE), ("j", "q"))
         products = self._products(tiles, turns, (part, channels), starts[0][0])
-        there, back = self._all_points(tiles, starts[0]), self._results(blocks, var("t"), starts[1])
-        return there, Stage((turns[0], part), (products,)), Stage((tiles, blocks), back)
+        there, back = self._all_points(tiles, starts[0]), self._results(blocks, tiles, starts[1])
+        return there, Stage((turns[0], part), (products,)), Stage((*tiles.axes, blocks), back)
 
     @property
     def _terms(self) -> int:
         """The channels of the image, in whole steps."""
         return round_up(self.channels, EDGE)
 
-    def _products(self, tiles: Axis, turns: tuple[Axis, Axis], channels: tuple[Axis, Axis], step: int) -> Loop:
+    def _products(
+        self,
+        tiles: TileLoops,
+        turns: tuple[Axis, Axis],
+        channels: tuple[Axis, Axis],
+        step: int,
+        carried: tuple[str, ...] = (),
+    ) -> Loop:
         """Return the products of tiles, point by point.
 
         Args:
-            tiles: the loop over them.
+            tiles: the loops over them.
             turns: the axis of runs of points, and the axis of a run's points.
             channels: the axis of parts of the output channels, and the axis of a part's channels.
             step: elements from a point to the next point of a run.
+            carried: the tiles that the loops carry.
         """
-        c, t, q, (u, p) = Axis("c", self.channels), var("t"), channels[1], turns
+        c, t, q, (u, p) = Axis("c", self.channels), tiles.slot, channels[1], turns
         slot = add(scale(self._variable("u", u.extent), p.extent + 1), var("p"))
         sum_ = add(scale(slot, step), scale(t, self.outputs), flat(*channels))
         number = add(scale(add(slot, constant(1)), step), scale(t, self.channels), var("c"))
-        component = At(COMPONENTS, add(scale(t, self._terms), var("c")))
-        split = Pass((tiles, c), "c", (Load("x0", DType.F32, POINTS, number),), (store(component, "x0"),))
+        component = At(COMPONENTS, add(scale(var("t"), self._terms), var("c")))
+        *lines, line = tiles.axes
+        split = Pass((line, c), "c", (Load("x0", DType.F32, POINTS, number),), (store(component, "x0"),))
         out, term = At(POINTS, sum_), add(scale(flat(u, p), self._terms), var("c"))
         columns = round_up(self.outputs, EDGE)
         weights = At(self.weights, add(scale(term, columns), flat(*channels)))
         registers = Registers(EDGE, EDGE // self.lanes, fetches_b=True)
-        axes = (tiles, q, replace(c, is_reduced=True))
+        axes = (line, q, replace(c, is_reduced=True))
         product = Contract(axes, out, component, weights, Product.SPLIT, registers=registers)
-        return Loop(p, (), (split, fill((tiles, q), out, 0.0), product))
+        return nested((p, *lines), (split, fill((line, q), out, 0.0), product), carried)
 
-    def _results(self, blocks: Axis, number: Expr, starts: Sequence[int]) -> tuple[Step, ...]:
+    def _results(self, blocks: Axis, tiles: TileLoops, starts: Sequence[int]) -> tuple[Step, ...]:
         """Return the passes that compute some channels of a tile's results from its sums.
 
         Args:
             blocks: the loop over blocks of channels.
-            number: the number of the tile among all.
+            tiles: the loops over tiles.
             starts: where the sums of each point begin.
         """
         block = self.outputs // blocks.extent
         channel = add(scale(self._variable("o", blocks.extent), block), var("q"))
-        at = add(scale(var("t"), self.outputs), channel)
+        at = add(scale(tiles.slot, self.outputs), channel)
         places = [At(POINTS, add(constant(start), at)) for start in starts]
-        return self._inverse(block, places), self._after(block // self.lanes, blocks, number)
+        return self._inverse(block, places), self._after(block // self.lanes, blocks, tiles)

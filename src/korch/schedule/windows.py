@@ -16,17 +16,19 @@ axis of its own, so no element is copied once for each window that contains it. 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import DType, row_major_strides
+from korch.ranges.live import count_of, limit
 from korch.schedule.blocks import Blocked, Operand, cut, direct, fill, flat, is_implied, loaded
 from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, in_panels
 from korch.schedule.sides import can_clip, sides_of, without_units
 from korch.system.alignment import round_up
-from korch.tile.ir.index import Expr, Ranges, add, bounds, constant, scale, var
+from korch.tile.ir.index import ZERO, Expr, Ranges, add, bounds, constant, scale, var
 from korch.tile.ir.program import (
     At,
     Axis,
@@ -106,11 +108,8 @@ class _WindowMaker:
         self.windows, self.blocking, self.is_first = windows, blocking, blocking.panels > 0
         sides, beside = windows.sides, blocking.beside
         outs = [side.out for side in sides]
-        for d in range(
-            len(outs)
-        ):  # inner axes of several in a task, and lines of windows in memory, are computed whole
-            is_inner = blocking.places[d] > 1 and any(block > 1 for block in blocking.places[:d])
-            if is_inner or (blocking.in_place and d == len(outs) - 1):
+        for d in range(len(outs)):  # rows that columns run on from are computed whole
+            if not self.is_first and blocking.places[d] > 1 and any(block > 1 for block in blocking.places[:d]):
                 outs[d] = int(outs[d])
         cuts = [
             cut(n, block, (f"g{d}", f"y{d}")) for d, (n, block) in enumerate(zip(outs, blocking.places, strict=True))
@@ -242,7 +241,7 @@ class _WindowMaker:
         own_steps = dict(zip(stretched, (n * area for n in row_major_strides(windows_of)), strict=True))
         step = area * math.prod(windows_of) * beside
         axes = [Axis("c", windows.channels // beside), *(Axis(f"t{d}", windows.sides[d].window) for d in stretched)]
-        axes += [Axis(f"u{d}", n) for d, n in enumerate(self.extents)]
+        axes += [Axis(f"u{d}", self._reach(d)) for d in range(len(self.extents))]
         axes += [Axis("s", beside)] if beside > 1 else []
         reads, writes, coordinates = [scale(var("c"), step)], [scale(var("c"), step)], []
         if beside > 1:
@@ -279,11 +278,26 @@ class _WindowMaker:
         value = windows.fusion.argument(emitter, windows.root.inputs[0], moved)
         sink = Store(buffer.name, without_units(place, ranges), value)
         sizes = {b.name: b.size for b in (*windows.memory(), buffer)}
-        pass_ = arrange(Pass(own, own[-1].name, tuple(emitter.ops), (sink,)), windows.machine.lanes, sizes, grid)
+        copy = Pass(own, own[-1].name, tuple(emitter.ops), (sink,))
+        pass_ = arrange(copy, windows.machine.lanes, sizes, grid)
+        where = tuple(guard for guard in self._reached() if not guard.expr.variables & {pass_.vector, pass_.across})
+        pass_ = arrange(replace(copy, where=where), windows.machine.lanes, sizes, grid) if where else pass_
         nowhere = At(buffer.name, place)
         if is_shared:
             return Operand(nowhere, buffer, grid_for(pass_, windows.machine.threads, windows.machine.lanes))
         return Operand(nowhere, buffer, None, pass_)
+
+    def _reach(self, d: int) -> int:
+        """Return the extent of a copy along an axis; if a task has the whole axis, as much as a size needs."""
+        side, block = self.windows.sides[d], self.blocking.places[d]
+        return side.reaches if block == side.out and not self.is_stretched[d] else self.extents[d]
+
+    def _reached(self) -> Iterator[Inside]:
+        """Yield the guards of the rows of a copy that a size needs, where it needs only a part."""
+        for d, (side, block) in enumerate(zip(self.windows.sides, self.blocking.places, strict=True)):
+            if count_of(side.reaches) and block < side.out and not self.is_stretched[d]:
+                base = ZERO if self.blocking.is_shared else scale(var(f"g{d}"), block * side.stride)
+                yield Inside(without_units(add(base, var(f"u{d}")), self.ranges), 0, limit(side.reaches))
 
     def _weights(self) -> Operand:
         """Return where the weights are read: in panels, in their own memory, or in a copy."""

@@ -71,6 +71,25 @@ class WinogradBlocking:
     is_shared: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class TileLoops:
+    """The loops over tiles.
+
+    Attributes:
+        groups: the loops over groups.
+        axes: the loops over the tiles of a group.
+        slot: the position of a tile in memory for a group.
+        slots: the number of these positions.
+        numbers: the number of a tile among all; the number of its line, and its number in the line, if lines are cut.
+    """
+
+    groups: tuple[Axis, ...]
+    axes: tuple[Axis, ...]
+    slot: Expr
+    slots: int
+    numbers: tuple[Expr, ...]
+
+
 class Winograd:
     """What all programs of a group have in common."""
 
@@ -91,9 +110,11 @@ class Winograd:
         self.points = self.edge * self.edge
         self.down, self.across = (blocks(n, self.tile) for n in self.shape[2:])
         places = (("z", self.images), ("y", self.down), ("x", self.across))
-        # An axis of which a size may need a part only is the outermost one.
-        self.places = tuple(sorted((place for place in places if place[1] > 1), key=lambda p: count_of(p[1]) is None))
-        self.tiles = flattened([n for _, n in self.places])
+        # An axis of which a size may need a part only is the outermost one, or is not merged with the others.
+        order = sorted((place for place in places if place[1] > 1), key=lambda p: count_of(p[1]) is None)
+        cut = next((p for p in reversed(order[1:]) if count_of(p[1])), None)
+        self.places = (tuple(p for p in order if p is not cut), *(((cut,),) if cut else ()))
+        self.tiles = flattened([n for _, n in order])
         self.transforms = TRANSFORMS[self.tile]
 
     def program(self, blocking: WinogradBlocking) -> TileProgram:
@@ -104,7 +125,8 @@ class Winograd:
         """
         block = blocking.vectors * self.lanes
         level = Level.WORKSPACE if blocking.is_shared else Level.TILE
-        steps = spread(blocking.group * self.channels), spread(blocking.group * block)
+        tiles = self.loops(self.tiles if blocking.is_shared else blocking.group)
+        steps = spread(tiles.slots * self.channels), spread(tiles.slots * block)
         starts = [point * steps[0] for point in range(self.points)]
         points = Buffer(POINTS, level, self.dtype, self.points * steps[0])
         sums = Buffer(SUMS, Level.TILE, self.sum_type, self.points * steps[1])
@@ -113,16 +135,25 @@ class Winograd:
         buffers = (*self.fusion.memory({self.weights: packed}), points, sums, results)
         blocks = Axis("o", self.outputs // block)
         if blocking.is_shared:
-            tiles = Axis("t", self.tiles)
-            first = self._all_points(tiles, starts)
-            back = self._back(blocking, blocks, tiles, var("t"), steps)
-            return TileProgram(buffers, (first, Stage((blocks,), back)))
-        groups, tiles = cut(self.tiles, blocking.group, ("g", "t"))
+            back = self._back(blocking, blocks, tiles, steps)
+            return TileProgram(buffers, (self._all_points(tiles, starts), Stage((blocks,), back)))
         vectors = (Axis("d", self.channels // self.wide), Axis("c", self.wide))
-        there = self._there((tiles, *vectors), flat(groups, tiles), var("d"), starts)
-        back = self._back(blocking, blocks, tiles, flat(groups, tiles), steps)
+        there = self._there((*tiles.axes, *vectors), tiles, var("d"), starts)
+        back = self._back(blocking, blocks, tiles, steps)
         turns: tuple[Step, ...] = back if blocks.extent == 1 else (Loop(blocks, (), back),)
-        return TileProgram(buffers, (Stage((groups,), (there, *turns)),))
+        return TileProgram(buffers, (Stage(tiles.groups, (there, *turns)),))
+
+    def loops(self, group: int) -> TileLoops:
+        """Return the loops over groups of tiles, and over those of a group."""
+        extents = [flattened([n for _, n in part]) for part in self.places]
+        if len(extents) == 1:
+            tiles = cut(extents[0], group, ("g", "t"))
+            return TileLoops(tiles[:1], tiles[1:], var("t"), group, (flat(*tiles),))
+        across = min(group, int(extents[1]))
+        down = max(1, min(group // across, int(extents[0])))
+        rows, tiles = cut(extents[0], down, ("gy", "ty")), cut(extents[1], across, ("g", "t"))
+        slot = add(scale(var("ty"), across), var("t"))
+        return TileLoops((rows[0], tiles[0]), (rows[1], tiles[1]), slot, down * across, (flat(*rows), flat(*tiles)))
 
     def check(self) -> None:
         """Raise an error if the operations around the convolution can't be fused, whatever the blocking is.
@@ -134,33 +165,33 @@ class Winograd:
         value = self._pixel(emitter, channel, *self.attributes.pads_begin)
         sink = Store(POINTS, channel, value)
         require_adjacent(Pass((Axis("c", self.wide),), "c", tuple(emitter.ops), (sink,)), self.wide)
-        require_adjacent(self._after(1, Axis("o", self.outputs // self.lanes), var("t")), self.lanes)
+        require_adjacent(self._after(1, Axis("o", self.outputs // self.lanes), self.loops(self.tiles)), self.lanes)
 
-    def _all_points(self, tiles: Axis, starts: Sequence[int]) -> Stage:
+    def _all_points(self, tiles: TileLoops, starts: Sequence[int]) -> Stage:
         """Return the stage that transforms all tiles, a few channels in a task."""
         depth = self.channels // self.wide
         parts, vector = cut(depth, math.gcd(depth, TASK_VECTORS), ("e", "d"))
-        there = self._there((vector, Axis("c", self.wide)), var("t"), flat(parts, vector), starts)
-        return Stage((tiles, parts), (there,))
+        there = self._there((vector, Axis("c", self.wide)), tiles, flat(parts, vector), starts)
+        return Stage((*tiles.axes, parts), (there,))
 
-    def _there(self, axes: tuple[Axis, ...], number: Expr, vector: Expr, starts: Sequence[int]) -> Pass:
+    def _there(self, axes: tuple[Axis, ...], tiles: TileLoops, vector: Expr, starts: Sequence[int]) -> Pass:
         """Return the pass that transforms tiles of the image.
 
         Args:
-            axes: its loops: c is a channel of a vector, t a tile of the group.
-            number: the number of the tile among all.
+            axes: its loops: c is a channel of a vector.
+            tiles: the loops over tiles.
             vector: the number of the vector of channels.
             starts: where each point of the group begins.
         """
         emitter, channel = self._image_emitter()
         tile = [[self._pixel(emitter, channel, i, j) for j in range(self.edge)] for i in range(self.edge)]
         found = both_ways(emitter, self.transforms.data, tile, self.dtype)
-        at = add(scale(var("t"), self.channels), channel)
+        at = add(scale(tiles.slot, self.channels), channel)
         sinks = tuple(
             Store(POINTS, add(constant(start), at), name)
             for start, name in zip(starts, itertools.chain(*found), strict=True)
         )
-        return self._located(Pass(axes, "c", tuple(emitter.ops), sinks), number, {"k": vector})
+        return self._located(Pass(axes, "c", tuple(emitter.ops), sinks), tiles, {"k": vector})
 
     def _image_emitter(self) -> tuple[Emitter, Expr]:
         """Return an emitter for elements of the image, and the channel of an element."""
@@ -176,31 +207,30 @@ class Winograd:
         return found if self.dtype.is_float else emitter.apply(self.dtype, "cast", found)
 
     def _back(
-        self, blocking: WinogradBlocking, blocks: Axis, tiles: Axis, number: Expr, steps: tuple[int, int]
+        self, blocking: WinogradBlocking, blocks: Axis, tiles: TileLoops, steps: tuple[int, int]
     ) -> tuple[Step, ...]:
         """Return the steps that multiply a group by a block of channels and transform the products back.
 
         Args:
             blocking: the block sizes.
             blocks: the loop over blocks of output channels.
-            tiles: the loop over the tiles of the group.
-            number: the number of a tile among all.
+            tiles: the loops over tiles.
             steps: elements between points of tiles, and of sums.
         """
         block = blocking.vectors * self.lanes
         p, q, c = Axis("p", self.points), Axis("q", block), Axis("c", self.channels, is_reduced=True)
-        out = At(SUMS, add(scale(var("p"), steps[1]), scale(var("t"), block), var("q")))
-        a = At(POINTS, add(scale(var("p"), steps[0]), scale(var("t"), self.channels), var("c")))
+        out = At(SUMS, add(scale(var("p"), steps[1]), scale(tiles.slot, block), var("q")))
+        a = At(POINTS, add(scale(var("p"), steps[0]), scale(tiles.slot, self.channels), var("c")))
         row = add(scale(var("p"), self.channels), var("c"))
         column = add(scale(self._variable("o", blocks.extent), block), var("q"))
         b = At(self.weights, add(scale(row, self.outputs), column))
-        zero = fill((p, tiles, q), out, zero_of(self.sum_type), self.sum_type)
+        zero = fill((p, *tiles.axes, q), out, zero_of(self.sum_type), self.sum_type)
         registers = Registers(blocking.rows, blocking.vectors, fetches_b=True)
-        product = Contract((p, tiles, q, c), out, a, b, self.product, registers=registers)
-        at = add(scale(var("t"), block), var("q"))
+        product = Contract((p, *tiles.axes, q, c), out, a, b, self.product, registers=registers)
+        at = add(scale(tiles.slot, block), var("q"))
         sums = [At(SUMS, add(constant(point * steps[1]), at)) for point in range(self.points)]
-        after = self._after(blocking.vectors, blocks, number)
-        return zero, product, Loop(tiles, (), (self._inverse(block, sums), after))
+        after = self._after(blocking.vectors, blocks, tiles)
+        return zero, product, nested(tiles.axes, (self._inverse(block, sums), after))
 
     def _inverse(self, block: int, places: Sequence[At]) -> Pass:
         """Return the pass that transforms the sums of a tile back.
@@ -224,7 +254,7 @@ class Winograd:
         emitter.ops.append(Load(name, self.sum_type, at.buffer, at.index))
         return name
 
-    def _after(self, vectors: int, blocks: Axis, number: Expr) -> Pass:
+    def _after(self, vectors: int, blocks: Axis, tiles: TileLoops) -> Pass:
         """Return the pass that computes the outputs from those results of a tile that are inside of the image."""
         lanes = self.lanes
         sizes = {"i": self.tile, "j": self.tile, "o": blocks.extent, "w": vectors, "l": lanes}
@@ -240,7 +270,7 @@ class Winograd:
         guards = (Inside(row, 0, self.shape[2]), Inside(column, 0, self.shape[3]))
         where = tuple(guard for guard in guards if not holds(guard, emitter.ranges))
         axes = (Axis("i", self.tile), Axis("j", self.tile), Axis("w", vectors), Axis("l", lanes))
-        return self._located(Pass(axes, "l", tuple(emitter.ops), sinks, where=where), number, {})
+        return self._located(Pass(axes, "l", tuple(emitter.ops), sinks, where=where), tiles, {})
 
     def _emitter(self, sizes: dict[str, int]) -> Emitter:
         """Return an emitter under the ranges of some variables and of a tile's place."""
@@ -258,12 +288,20 @@ class Winograd:
             add(scale(self._variable("x", self.across), self.tile), constant(j)),
         )
 
-    def _located(self, pass_: Pass, number: Expr, values: dict[str, Expr]) -> Pass:
+    def _located(self, pass_: Pass, tiles: TileLoops, values: dict[str, Expr]) -> Pass:
         """Return a pass with a tile's place computed from its number."""
-        ranges = {name: (0, max(self.tiles, self.channels, self.outputs)) for name in ("g", "t", "o", "d", "e")}
+        most = max(self.tiles, self.channels, self.outputs)
+        ranges = dict.fromkeys(("gy", "ty", "g", "t", "o", "d", "e"), (0, most))
         ranges |= {axis.name: (0, axis.extent - 1) for axis in pass_.axes}
-        values = {**values, **digits(number, self.places, ranges)}
+        for number, part in zip(tiles.numbers, self.places, strict=True):
+            values = {**values, **digits(number, part, ranges)}
         return map_indices(pass_, lambda expr: substitute(expr, values, ranges))
+
+
+def nested(axes: Sequence[Axis], body: tuple[Step, ...], carried: tuple[str, ...] = ()) -> Loop:
+    """Return nested loops that carry some tiles."""
+    first, *others = axes
+    return Loop(first, carried, (nested(others, body, carried),) if others else body)
 
 
 def elements_of(product: Product, lanes: int) -> int:

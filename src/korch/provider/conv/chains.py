@@ -88,8 +88,19 @@ def _is_finished(graph: PrimitiveGraph, group: Group) -> bool:
 
 
 def _is_parameter(graph: PrimitiveGraph, value: int) -> bool:
-    makers = graph.producing(value)
-    return value in graph.constants or any(p.op == "broadcast" and p.inputs[0] in graph.constants for p in makers)
+    """Return whether a value is constant, or follows from the size of a range."""
+    return value in graph.constants or any(
+        _is_spread(graph, p)
+        or (p.row.category is Category.ELEMENTWISE and all(_is_parameter(graph, v) for v in p.inputs))
+        for p in graph.producing(value)
+    )
+
+
+def _is_spread(graph: PrimitiveGraph, primitive: Primitive) -> bool:
+    """Return whether a primitive repeats a constant, or a mask of rows and columns for all channels."""
+    (*_, value) = primitive.inputs
+    is_mask = not graph.producers[value] and graph.types[value].shape[:2] == (1, 1)
+    return primitive.op == "broadcast" and (value in graph.constants or is_mask)
 
 
 def _ways(graph: PrimitiveGraph, number: int) -> list[tuple[tuple[int, ...], int]]:
@@ -112,9 +123,7 @@ def _from_conv(graph: PrimitiveGraph, value: int, depth: int = 0) -> Iterator[fr
         return
     for p in graph.producers[value]:
         primitive = graph.primitives[p]
-        if _kind(graph, primitive) is not None or (
-            primitive.op == "broadcast" and primitive.inputs[0] in graph.constants
-        ):
+        if _kind(graph, primitive) is not None or _is_spread(graph, primitive):
             yield frozenset((p,))
         elif primitive.row.category is Category.ELEMENTWISE and depth < MOST_STEPS:
             sides = [list(itertools.islice(_from_conv(graph, v, depth + 1), MOST_WAYS)) for v in primitive.inputs]

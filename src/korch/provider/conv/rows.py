@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 
+from korch.schedule.blocks import evenly
 from korch.system.alignment import ceil_div, round_up
+
+LEAST_LINES = 4
+"""The least lines of a task if a size may need a part of the lines only; adjacent tasks compute some lines twice."""
 
 
 def lines_of_task(lines: int, fitting: int, tasks: int, threads: int) -> int:
@@ -16,5 +20,6 @@ def lines_of_task(lines: int, fitting: int, tasks: int, threads: int) -> int:
         tasks: the number of tasks if no image is cut.
         threads: the number of threads that run the tasks.
     """
+    fitting = min(fitting, evenly(lines, lines, tasks, threads, LEAST_LINES))
     parts = threads // math.gcd(tasks, threads)
     return ceil_div(lines, min(lines, round_up(ceil_div(lines, max(1, fitting)), parts)))

@@ -148,7 +148,7 @@ def leaves_out(step: Contract) -> bool:
 
 
 def batches_of(step: Contract) -> list[Axis]:
-    """Return the batch axes: kept axes of rows that both operands have, or that guards depend on.
+    """Return the batch axes: kept axes of rows that both operands have, that guards depend on, or around a cut one.
 
     If both operands depend on the columns, or terms are left out, these are all axes of rows but the last one. In
     contractions of split operands, guards limit the rows and do not make batch axes.
@@ -158,7 +158,8 @@ def batches_of(step: Contract) -> list[Axis]:
         return rows[:-1]
     guards = () if step.product is Product.SPLIT else step.where
     named = step.b.index.variables.union(*(guard.expr.variables for guard in guards))
-    return [axis for axis in rows if axis.name in named]
+    cut = max((i for i, axis in enumerate(rows) if axis.ragged), default=0) if step.product is not Product.SPLIT else 0
+    return [axis for i, axis in enumerate(rows) if axis.name in named or i < cut]
 
 
 def kept_guards(step: Contract) -> tuple[Inside, ...]:

@@ -56,7 +56,7 @@ class OpPrinter:
         self.out = out
         self.pass_ = pass_
         self.given = given
-        self.ranges = dict(ranges_of(stage, pass_))
+        self.ranges = {**out.program.parameter_ranges, **ranges_of(stage, pass_)}
         self.vector = next((a for a in pass_.axes if a.name == pass_.vector), None)
         self.squares: dict[str, str] = {}
         self.fetches = fetches_of(out.program, stage, pass_, out.streamed, out.large)

@@ -9,6 +9,7 @@ needs no division if its sizes allow that.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -196,6 +197,8 @@ def quotient(expr: Expr, divisor: int, ranges: Ranges) -> Expr:
         atom = rest.terms[0][0]
         if isinstance(atom, Quotient):
             return add(whole, quotient(atom.expr, atom.divisor * divisor, ranges))
+    if coarse := _coarse(rest, divisor, ranges):
+        return add(whole, quotient(coarse[0], divisor // coarse[2], ranges))
     return add(whole, Expr(0, ((Quotient(rest, divisor), 1),)))
 
 
@@ -207,6 +210,8 @@ def remainder(expr: Expr, divisor: int, ranges: Ranges) -> Expr:
     low, high = bounds(rest, ranges)
     if low // divisor == high // divisor:
         return add(rest, Expr(-(low // divisor) * divisor))
+    if coarse := _coarse(rest, divisor, ranges):
+        return add(scale(remainder(coarse[0], divisor // coarse[2], ranges), coarse[2]), coarse[1])
     return Expr(0, ((Remainder(rest, divisor), 1),))
 
 
@@ -341,6 +346,19 @@ def _split(expr: Expr, divisor: int, ranges: Ranges) -> tuple[Expr, Expr]:
         steps = -(low // divisor)
         whole, rest = add(whole, Expr(-steps)), add(rest, Expr(steps * divisor))
     return whole, rest
+
+
+def _coarse(expr: Expr, divisor: int, ranges: Ranges) -> tuple[Expr, Expr, int] | None:
+    """Return q, r and g > 1 with expr = q*g + r, r in [0, g) and g a divisor of `divisor`, the largest g; else None.
+
+    With 48 columns, row (48*e + j)/1920 of a reshape is e/40.
+    """
+    for g in sorted({math.gcd(c, divisor) for _, c in expr.terms} - {1}, reverse=True):
+        whole, rest = _split(expr, g, ranges)
+        low, high = bounds(rest, ranges)
+        if whole.terms and low >= 0 and high < g:
+            return whole, rest, g
+    return None
 
 
 def _recompose(expr: Expr) -> Expr:

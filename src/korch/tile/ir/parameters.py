@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import replace
 
-from korch.ranges.live import Count, Live
+from korch.ranges.live import Count, Limit, Live
 from korch.system.alignment import ceil_div
-from korch.tile.ir.index import Expr, Ranges, bounds, choice, constant, var
-from korch.tile.ir.program import Axis, Loop, Parameter, Pass, Size, Stage, Step, TileProgram, parts_of
+from korch.tile.ir.index import Expr, Ranges, add, bounds, choice, constant, scale, var
+from korch.tile.ir.program import Axis, Inside, Loop, Parameter, Pass, Size, Stage, Step, TileProgram, parts_of
 
 LIVE, PART = "live", "part"
 """The parameter that counts rows, and for rows that combine two axes, the needed elements of the inner axis."""
@@ -60,15 +60,15 @@ def whole(program: TileProgram) -> TileProgram:
 
 
 def count_ended(program: TileProgram, names: Set[str]) -> int:
-    """Return how many reductions of a program end at some parameters."""
+    """Return how many axes of reductions of a program end at some parameters."""
     found = 0
     for stage in program.stages:
         for loops, step in stage.leaves:
             around = [loop.axis for loop in loops]
             reduced = [axis for axis in (*around, *step.axes) if axis.is_reduced or axis in around]
-            ends = (axis.ragged[1] for axis in reduced if axis.ragged is not None)
-            if any(isinstance(end, Expr) and not end.variables.isdisjoint(names) for end in ends):
-                found += len(step.sinks) if isinstance(step, Pass) else 1
+            ends = [axis.ragged[1] for axis in reduced if axis.ragged is not None]
+            count = sum(isinstance(end, Expr) and not end.variables.isdisjoint(names) for end in ends)
+            found += count * (len(step.sinks) if isinstance(step, Pass) else 1)
     return found
 
 
@@ -83,7 +83,7 @@ class _Maker:
         grid = tuple(replace(axis, size=self._size(axis.size)) for axis in stage.grid)
         if any(isinstance(axis.size, Live) and axis.ragged is None for axis in _inner_axes(stage)):
             grid = (ALL, *grid)
-        return _with_axes(stage, grid, self._inside)
+        return _with_axes(stage, grid, self._inside, self._guards)
 
     def _inside(self, axis: Axis) -> Axis:
         if axis.ragged is not None:
@@ -91,6 +91,15 @@ class _Maker:
         if isinstance(axis.size, Live):
             return replace(axis, size=axis.extent + 0, ragged=(ALL.name, self._size(axis.size)))
         return axis
+
+    def _guards(self, guards: tuple[Inside, ...]) -> tuple[Inside, ...]:
+        found = list[Inside]()
+        for guard in guards:
+            found.append(guard)
+            if isinstance(guard.high, Limit) and isinstance(size := self._size(guard.high), Expr):
+                left = add(guard.expr, scale(size, -1), constant(guard.high))
+                found[-1:] = [replace(guard, high=int(guard.high)), replace(guard, expr=left, high=int(guard.high))]
+        return tuple(found)
 
     def _size(self, size: Size) -> Size:
         if not isinstance(size, Live):
@@ -113,14 +122,25 @@ def _lives(stage: Stage) -> Iterator[Live]:
         for size in (axis.size if axis.ragged is None else axis.ragged[1],):
             if isinstance(size, Live):
                 yield size
+    for _, step in stage.leaves:
+        yield from (
+            guard.high for guard in (step.where if isinstance(step, Pass) else ()) if isinstance(guard.high, Limit)
+        )
 
 
-def _with_axes(stage: Stage, grid: tuple[Axis, ...], change: Callable[[Axis], Axis]) -> Stage:
-    """Return a stage with another grid, and with a function applied to all axes inside of its tasks."""
+def _with_axes(
+    stage: Stage,
+    grid: tuple[Axis, ...],
+    change: Callable[[Axis], Axis],
+    guarded: Callable[[tuple[Inside, ...]], tuple[Inside, ...]] = tuple,
+) -> Stage:
+    """Return a stage with another grid, and with functions applied to all axes inside of its tasks, and to guards."""
 
     def changed(step: Step) -> Step:
         if isinstance(step, Loop):
             return replace(step, axis=change(step.axis), body=tuple(map(changed, step.body)))
+        if isinstance(step, Pass):
+            step = replace(step, where=guarded(step.where))
         return replace(step, axes=tuple(map(change, step.axes)))
 
     return replace(stage, grid=grid, steps=tuple(map(changed, stage.steps)))

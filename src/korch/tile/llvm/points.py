@@ -105,7 +105,7 @@ class PointPrinter:
         """Begin with nothing printed; `env` has the values of the variables around the pass."""
         self.context, self.pass_, self.env = context, pass_, env
         self.emit, self.memory = context.emit, context.memory
-        self.ranges: Ranges = ranges_of(stage, pass_)
+        self.ranges: Ranges = {**context.program.parameter_ranges, **ranges_of(stage, pass_)}
         self.ops = {op.name: op for op in pass_.ops}
         self.vector = next((a for a in pass_.axes if a.name == pass_.vector), None)
         self.squares: dict[str, SsaValue] = {}

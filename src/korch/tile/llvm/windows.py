@@ -6,7 +6,7 @@ an end of a row; the tiles between these are one loop. Rows of a window outside 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from korch.tile.analysis.components import WINDOW_AXES
@@ -87,7 +87,7 @@ class WindowPrinter(ContractPrinter):
         self.is_by_lanes = is_by_lanes(self.step)
         layout = panels(self.context.program.buffer(self.step.b.buffer))
         is_wide = self.is_by_lanes and layout is not None and layout.width != self.lanes
-        if layout is None or is_wide or places.ragged or b.steps[places.name] or a.steps[columns.name] > 1:
+        if layout is None or is_wide or b.steps[places.name] or a.steps[columns.name] > 1:
             raise refused("of windows, only columns side by side and weights in panels can be printed")
         self.window = row_of_window(self.step, a.steps)
         self.taps = self.step.axes[-1].extent
@@ -114,6 +114,10 @@ class WindowPrinter(ContractPrinter):
             )
             self._tile(_Tile(block, at, origin))
 
+        if self.count.number is None:
+            self._cut_row(tile)
+            return
+
         def is_inside(x: int) -> bool:
             end = (x + most - 1) * own.stride + self.reach - own.before
             return x + most <= places and x * own.stride >= own.before and end <= own.width
@@ -124,6 +128,23 @@ class WindowPrinter(ContractPrinter):
                 tile(emit.index(x), min(most, places - x), x)
             elif x == inside[0]:
                 emit.loop(emit.index(x), emit.index(inside[-1] + most), most, tile)
+
+    def _cut_row(self, tile: Callable[[SsaValue, int, int | None], None]) -> None:
+        """Print a row of which the number of positions is known at run time only; those at its ends are alone."""
+        emit, own, most, places = self.emit, self.window, self.registers.rows, self.rows[0].extent
+        begin = min(places, -(-own.before // own.stride))
+        end = max(begin, min(places, (own.width + own.before - self.reach) // own.stride + 1))
+
+        def alone(positions: range) -> None:
+            for x in positions:
+                emit.branch(emit.before(emit.index(x), self.count), lambda x=x: tile(emit.index(x), 1, x))  # type: ignore[misc]
+
+        alone(range(begin))
+        stop = emit.most(emit.index(begin), emit.least(emit.index(end), self.count))
+        whole = emit.add(emit.index(begin), self._whole(emit.add(stop, emit.index(-begin)), most))
+        emit.loop(emit.index(begin), whole, most, lambda x: tile(x, most, None))
+        emit.in_halves(whole, stop, most // 2, lambda x, size: tile(x, size, None))
+        alone(range(end, places))
 
     def _tile(self, tile: _Tile) -> None:
         """Print the multiply-adds of a tile, and what takes its sums."""

@@ -16,7 +16,7 @@ from korch.candidate.layout import Layout
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.ops.reduce import PoolAttributes, identity
 from korch.primitive.types import row_major_strides
-from korch.ranges.live import blocks, count_of, joined
+from korch.ranges.live import blocks, count_of, joined, rows_apart
 from korch.tile.ir.index import ZERO, Expr, Ranges, add, remainder, scale, var
 from korch.tile.ir.program import Accumulate, Axis, Buffer, Level, Pass, Sink, Stage, Store, TileProgram
 from korch.tile.lower.buffers import ports
@@ -220,6 +220,9 @@ class _Lowering(Staging):
             elif a in cut and cut[a] < n:
                 index.append(add(scale(var(f"d{a}"), cut[a]), var(f"v{a}")))
                 axes += [Axis(f"d{a}", blocks(n, cut[a])), Axis(f"v{a}", cut[a])]
+            elif apart := rows_apart(n):
+                index.append(add(scale(var(f"d{a}"), apart[1]), var(f"v{a}")))
+                axes += [Axis(f"d{a}", apart[0]), Axis(f"v{a}", apart[1])]
             else:
                 index.append(var(f"d{a}"))
                 axes.append(Axis(f"d{a}", n))
