@@ -1,6 +1,7 @@
 """Compares artifacts for ranges of sizes with exact plans and with other engines, at random sizes.
 
-    python -m benchmarks.ranges [--models bert-2,bert,bert-2d,vit-4,llama,yolox] [--budget 120]
+    python -m benchmarks.ranges [--models bert-2,bert,bert-2d,vit-4,llama,yolox,
+                               mobilenetv2,resnet50,unet] [--budget 120]
                                 [--sizes 8 | --at 1,2x64] [--exact 3] [--pairs 200] [--rounds 15]
                                 [--artifacts FOLDER] [--output FILE.json]
 
@@ -29,6 +30,7 @@ import numpy as np
 import onnx
 
 from benchmarks.models.exported import export_model
+from benchmarks.models.unet import build_unet
 from benchmarks.models.yolox import build_yolox
 from benchmarks.rows import options_of, write_rows
 from korch.api import optimize
@@ -93,6 +95,8 @@ TOKENS = {"input_ids": {1: "length"}, "attention_mask": {1: "length"}}
 BATCHES = {"input_ids": {0: "batch", 1: "length"}, "attention_mask": {0: "batch", 1: "length"}}
 EMBEDDED = {"inputs_embeds": {1: "length"}}
 IMAGES = {"pixel_values": {0: "batch"}}
+PIXELS = {2: "h", 3: "w"}
+AREAS = {"h": range(224, 641, 32), "w": range(224, 641, 32)}
 
 MODELS: Mapping[str, Ranged] = {
     "bert-2": Ranged(
@@ -109,6 +113,9 @@ MODELS: Mapping[str, Ranged] = {
     ),
     "llama": Ranged(partial(export_model, "llama:dynamo", EMBEDDED), {"length": range(1, 257)}, (64,)),
     "yolox": Ranged(partial(build_yolox, is_free=True), {"size": range(160, 641, 32)}, (320,)),
+    "mobilenetv2": Ranged(partial(export_model, "mobilenetv2:script", {"pixel_values": PIXELS}), AREAS, (320, 320)),
+    "resnet50": Ranged(partial(export_model, "resnet50:script", {"pixel_values": PIXELS}), AREAS, (320, 320)),
+    "unet": Ranged(build_unet, {"h": range(64, 513, 16), "w": range(64, 513, 16)}, (256, 256)),
 }
 """Transformers have random weights; the sizes of YOLOX's square images are multiples of 32, as it requires."""
 

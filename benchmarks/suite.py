@@ -4,7 +4,7 @@
                                [--budget 200] [--rounds 15] [--output FILE.json] [--plot FILE.svg]
                                (also eager, tvm and benchmarks.peers:TVM_2000)
 
-`--models` also takes models of transformers and torchvision, exported by PyTorch's exporters:
+`--models` also takes models of transformers, exported by PyTorch's exporters:
 `mobilenetv2`, `segformer_b0:dynamo`, ... (`benchmarks/models/exported.py`).
 
 The default is the five models of the paper, two vision models that PyTorch exports and, if PyTorch and

@@ -1,4 +1,4 @@
-"""Models of transformers and torchvision, exported by PyTorch's two ONNX exporters.
+"""Models of transformers, exported by PyTorch's two ONNX exporters.
 
 `python -m benchmarks.suite --models NAME` takes these names in addition to the others:
 
@@ -16,7 +16,6 @@ import io
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
-from functools import cache
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
@@ -54,12 +53,14 @@ def build_mobilenetv2(*, size: int = 224, classes: int = 1000, seed: int = 0) ->
 
 
 def build_resnet50(*, size: int = 224, seed: int = 0) -> tuple[Any, Inputs]:
-    """Return ResNet-50 from torchvision, and an image."""
+    """Return ResNet-50 from transformers, and an image."""
     import torch
+    from transformers import ResNetConfig, ResNetForImageClassification
 
     torch.manual_seed(seed)
-    module = ready(_torchvision().models.resnet50(weights=None))
-    return module, {"x": torch.randn(1, 3, size, size)}
+    return ready(ResNetForImageClassification(ResNetConfig(num_labels=1000))), {
+        "pixel_values": torch.randn(1, 3, size, size)
+    }
 
 
 def build_resnet18(*, size: int = 224, classes: int = 1000, seed: int = 0) -> tuple[Any, Inputs]:
@@ -160,39 +161,3 @@ def _export(
         if is_dynamo:
             return program.model_proto
     return onnx.load_from_string(stream.getvalue())
-
-
-def _torchvision() -> Any:
-    """Return torchvision.
-
-    The only build on PyPI is for CUDA. With a CPU build of PyTorch it can't load its operators.
-    Classifiers use none of them, but importing torchvision registers shape functions for them, which
-    fails for operators that are not declared.
-
-    Raises:
-        OptionError: torchvision is not installed.
-    """
-    try:
-        import torchvision
-    except ModuleNotFoundError as error:
-        raise OptionError(
-            "the package torchvision is not installed",
-            "model resnet50",
-            hint="Install the version that fits PyTorch's without what it depends on: "
-            "pip install --no-deps torchvision==VERSION",
-        ) from error
-    except RuntimeError:
-        _declare_operators()
-        import torchvision
-    return torchvision
-
-
-@cache
-def _declare_operators() -> Any:
-    """Declare the operators that torchvision could not load; the result must stay alive while they are used."""
-    import torch
-
-    library = torch.library.Library("torchvision", "DEF")
-    for operator in ("nms", "qnms"):
-        library.define(f"{operator}(Tensor boxes, Tensor scores, float threshold) -> Tensor")
-    return library
