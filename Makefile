@@ -14,6 +14,9 @@ TORCH_STAMP := $(VENV)/.installed-torch
 
 TRITON_STAMP := $(VENV)/.installed-triton
 
+# Without compiled modules on the disk, each process of a test would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: docs web wheel test-web demo test tests test-torch test-cuda check bench size clean conformance bench-smoke fuzz
 .DELETE_ON_ERROR:
 
