@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 
@@ -36,8 +35,8 @@ FLOP_PER_ELEMENT = 32
 """The cost of moving or scaling an element, in floating-point operations of a linear primitive."""
 MOST_STEPS = 100
 """The most steps below the map that are examined."""
-MOST_VALUES = 400
-"""The most values below the map for which it is checked whether anything else needs them."""
+MOST_VALUES = 100
+"""The most values computed from a value for which it is checked whether only the map needs them."""
 
 Parts = Mapping[tuple[object, ...], float]
 """The parts of the work that are computed or saved, each listed once, with their costs in FLOP."""
@@ -100,47 +99,27 @@ def cheapest_place(view: View, value: int, channel_map: ChannelMap, root: int) -
         channel_map: the map.
         root: the mapped value.
     """
-    return _Walk(view, value, root).below(value, channel_map)
-
-
-def _private(view: View, value: int, root: int) -> frozenset[int]:
-    """Return the root, and the values from `value` towards the inputs that only the root needs."""
-    found, waiting = {value: None}, [value]
-    while waiting and len(found) < MOST_VALUES:
-        for primitive in view.producing(waiting.pop()):
-            new = [v for v in primitive.inputs if v not in found]
-            found |= dict.fromkeys(new)
-            waiting += new
-    inside = {root, *found}
-    reads: dict[int, list[int]] = {}  # for each value, those of `inside` that it is computed from
-    for v in inside:
-        for user in view.users(v):
-            reads.setdefault(user.output, []).append(v)
-    left = inside - {root}
-    while left:
-        v = left.pop()
-        if _is_read_outside(view, v, inside):
-            inside.remove(v)
-            left |= inside.intersection(reads.get(v, ())) - {root}
-    return frozenset(inside)
-
-
-def _is_read_outside(view: View, value: int, inside: set[int]) -> bool:
-    return view.is_output(value) or not inside.issuperset(view.needed_by(value))
+    return _Walk(view, root).below(value, channel_map)
 
 
 @dataclass
 class _Walk:
     view: View
-    top: int
     root: int
     known: dict[tuple[object, ...], MapPlace | None] = field(default_factory=dict)
     steps: int = 0
 
-    @cached_property
-    def private(self) -> frozenset[int]:
-        """The values that only the root needs; computed lazily, because most walks find no place and don't use them."""
-        return _private(self.view, self.top, self.root)
+    def is_private(self, value: int) -> bool:
+        """Return whether only the root needs a value: no path from it leads to an output but through the root."""
+        found, waiting = {value, self.root}, [value]
+        while waiting:
+            v = waiting.pop()
+            if self.view.is_output(v) or len(found) > MOST_VALUES:
+                return False
+            new = [u for u in self.view.needed_by(v) if u not in found]
+            found.update(new)
+            waiting += new
+        return True
 
     def at(self, value: int, m: ChannelMap) -> MapPlace | None:
         """Return the cheapest way to map a value."""
@@ -160,7 +139,7 @@ class _Walk:
             if self.steps > MOST_STEPS:
                 break
             place = _THROUGH[step.op](self, step, m)
-            if place is not None and value not in self.private:
+            if place is not None and not self.is_private(value):
                 place = replace(place, saved={})
             if place is not None and (best is None or place.gain > best.gain):
                 best = place

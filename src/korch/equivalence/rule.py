@@ -41,10 +41,16 @@ class RuleRefusal:
 
 
 class View:
-    """A builder's graph as it was at the start of a round; rules read the graph only through it."""
+    """A builder's graph as it was at the start of a round; rules read the graph only through it.
+
+    Attributes:
+        primitives: all primitives.
+        read: the values that were asked about; what a rule finds at a root depends on nothing else.
+    """
 
     def __init__(self, builder: GraphBuilder, outputs: Sequence[int]) -> None:
         self.primitives = tuple(primitive for primitive, _ in builder.primitives())
+        self.read: set[int] = set()
         self._builder = builder
         self._outputs = frozenset(builder.find(value) for value in outputs)
         self._producers: dict[int, list[Primitive]] = {}
@@ -56,8 +62,16 @@ class View:
             for value in dict.fromkeys(primitive.inputs):
                 self._users.setdefault(value, []).append(primitive)
 
+    def changed_since(self, before: View) -> frozenset[int]:
+        """Return the values about which this view may answer otherwise than an earlier one."""
+        values = {*self._producers, *self._users, *before._producers, *before._users}
+        return frozenset(v for v in values if self._about(v) != before._about(v))
+
+    def _about(self, value: int) -> tuple[object, ...]:
+        return self._producers.get(value), self._users.get(value), value in self._outputs
+
     def type(self, value: int) -> ValueType:
-        """Return a value's type."""
+        """Return a value's type, which never changes."""
         return self._builder.type(value)
 
     def shape(self, value: int) -> tuple[int, ...]:
@@ -66,6 +80,7 @@ class View:
 
     def constant(self, value: int) -> Constant | None:
         """Return a value's constant, or None if it is not constant."""
+        self.read.add(value)
         return self._builder.constant_of(value)
 
     def producing(self, value: int, *ops: str) -> tuple[Primitive, ...]:
@@ -73,6 +88,7 @@ class View:
 
         Primitives that read their own output are left out, because they can't compute it.
         """
+        self.read.add(value)
         found = self._producers.get(value, ())
         return tuple(p for p in found if (not ops or p.op in ops) and value not in p.inputs)
 
@@ -94,6 +110,7 @@ class View:
 
     def users(self, value: int) -> tuple[Primitive, ...]:
         """Return the primitives that read a value."""
+        self.read.add(value)
         return tuple(self._users.get(value, ()))
 
     def reached(self, value: int, *ops: str) -> Iterator[Primitive]:
@@ -104,8 +121,9 @@ class View:
 
     def needed_by(self, value: int) -> tuple[int, ...]:
         """Return the values that are computed directly from a value and are themselves read or outputs."""
+        outputs = [user.output for user in self._users.get(value, ())]
+        self.read.update((value, *outputs))
         if value not in self._needed_by:
-            outputs = (user.output for user in self._users.get(value, ()))
             self._needed_by[value] = tuple(v for v in dict.fromkeys(outputs) if v in self._users or v in self._outputs)
         return self._needed_by[value]
 
@@ -119,6 +137,7 @@ class View:
 
     def is_output(self, value: int) -> bool:
         """Return whether a value is an output of the model."""
+        self.read.add(value)
         return value in self._outputs
 
 

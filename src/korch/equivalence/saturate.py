@@ -279,7 +279,10 @@ def _is_circular(graph: PrimitiveGraph, primitive: Primitive) -> bool:
 
 @dataclass
 class _Saturation:
-    """The state of one run: the growing graph, and the rules fired and refused so far."""
+    """The state of one run: the growing graph, and the rules fired and refused so far.
+
+    A rule is tried again at a root only if something that it read there has changed since: `tried` has what it read.
+    """
 
     graph: PrimitiveGraph
     rules: Sequence[AnyRule]
@@ -293,6 +296,8 @@ class _Saturation:
     fired: Counter[str] = field(default_factory=Counter)
     refusals: dict[tuple[str, object], RuleRefusal] = field(default_factory=dict)
     failures: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    view: View | None = None
+    tried: dict[tuple[str, Primitive], frozenset[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.builder = GraphBuilder.from_graph(self.graph)
@@ -325,11 +330,18 @@ class _Saturation:
 
     def _try_all(self, rules: Sequence[AnyRule]) -> Stop | None:
         view = View(self.builder, [value for _, value in self.graph.outputs])
+        if self.view is not None:
+            changed = view.changed_since(self.view)
+            self.tried = {key: read for key, read in self.tried.items() if read.isdisjoint(changed)}
+        self.view = view
         for rule in rules:
             for root in view.primitives:
-                if root.op not in rule.roots or root.output in root.inputs:
+                key = rule.name, root
+                if root.op not in rule.roots or root.output in root.inputs or key in self.tried:
                     continue
+                view.read = {*root.inputs, root.output}
                 self._try(rule, root, view)
+                self.tried[key] = frozenset(view.read)
                 if self.value_count > self.limits.values:
                     return "values"
                 is_late = time.monotonic() - self.begin_s > self.limits.seconds
