@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from korch.primitive.op import A, Array, Attributes, Category, Op, Reference, Sample, require
 from korch.primitive.ops.reduce import window_extent, windows
@@ -142,34 +143,37 @@ def matmul_flop(inputs: Sequence[ValueType], attributes: Attributes, output: Val
     return 2 * output.size * inputs[0].shape[-1]
 
 
+COLUMN_ELEMENTS = 1 << 18
+"""The elements of windows that are copied at a time; they fit in a core's cache."""
+
+
 def _inner(spatial: tuple[slice, ...] | tuple[int, ...]) -> tuple[slice | int, ...]:
     """Return an index of all images and channels at `spatial`."""
     return (slice(None), slice(None), *spatial)
 
 
 def _conv(inputs: Sequence[Array], attributes: ConvAttributes) -> Array:
-    """Compute one matrix product per group for each tap of the window, and add them up."""
+    """Copy the windows of some rows at a time to the columns of a matrix, and compute one matrix product per group."""
     if _are_bytes(inputs):
         return _sums_of_bytes(_conv, inputs, attributes)
     x, w = inputs
-    spatial, groups = x.ndim - 2, attributes.groups
-    pads = [(0, 0), (0, 0), *zip(attributes.pads_begin, attributes.pads_end, strict=True)]
-    padded = np.pad(x, pads)
-    sizes = [
-        windows(padded.shape[2 + i], w.shape[2 + i], attributes.strides[i], 0, attributes.dilations[i])
-        for i in range(spatial)
-    ]
-    n, per_group = x.shape[0], w.shape[0] // groups
-    out = np.zeros((n, groups, per_group, math.prod(sizes)), x.dtype)
-    for tap in itertools.product(*map(range, w.shape[2:])):
-        window: tuple[slice, ...] = tuple(
-            slice(t * d, t * d + (size - 1) * s + 1, s)
-            for t, d, s, size in zip(tap, attributes.dilations, attributes.strides, sizes, strict=True)
-        )
-        taken = padded[_inner(window)].reshape(n, groups, w.shape[1], -1)
-        weights = w[_inner(tap)].reshape(groups, per_group, w.shape[1])
+    spatial, groups, dilations = x.ndim - 2, attributes.groups, attributes.dilations
+    padded = np.pad(x, [(0, 0), (0, 0), *zip(attributes.pads_begin, attributes.pads_end, strict=True)])
+    extents = tuple(map(window_extent, w.shape[2:], dilations))
+    taken = sliding_window_view(padded, extents, axis=tuple(range(2, x.ndim)))
+    taken = taken[_inner(tuple(slice(None, None, step) for step in (*attributes.strides, *dilations)))]
+    taken = np.moveaxis(taken, range(2, x.ndim), range(-spatial, 0))  # the positions last
+    terms, per_group = math.prod(w.shape[1:]), w.shape[0] // groups
+    n, sizes = x.shape[0], taken.shape[-spatial:]
+    out = np.empty((n, groups, per_group, *sizes), x.dtype)
+    weights = w.reshape(groups, per_group, terms)
+    rows = max(1, COLUMN_ELEMENTS // max(1, groups * terms * math.prod(sizes[1:])))
+    for first in range(0, sizes[0], rows):
+        some = np.moveaxis(np.moveaxis(taken, -spatial, 0)[first : first + rows], 0, -spatial)
+        shape = some.shape[-spatial:]
+        columns = some.reshape(n, groups, terms, math.prod(shape))
         with np.errstate(all="ignore"):
-            out += weights @ taken
+            out[:, :, :, first : first + rows] = (weights @ columns).reshape(n, groups, per_group, *shape)
     return out.reshape(n, w.shape[0], *sizes)
 
 
