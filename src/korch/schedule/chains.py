@@ -240,8 +240,6 @@ class _ChainMaker:
     def _finished(self, steps: tuple[Step, ...]) -> TileProgram:
         tiles = [*self.sums]
         for number, (link, tile) in enumerate(zip(self.chain.links, self.tiles, strict=False)):
-            if self._is_fed(number + 1):
-                continue
             size = tile.height * link.columns.out * self.own[number]
             tiles.append(Buffer(f"r{number}", Level.TILE, DType.F32, size))
         for number, elements in self.components.items():
@@ -359,8 +357,6 @@ class _ChainMaker:
             return replace(link.after(total, kept, values, ranges), where=where)
         lanes = (quotient(own, self.lanes, ranges), remainder(own, self.lanes, ranges))
         to = At(f"r{number}", self._place(number, *lanes, add(var("y"), constant(part.offset)), var("x")))
-        if self._is_fed(number + 1):
-            to = self._component(number + 1, part.count, channel)
         after = link.following(total, kept, (values, ranges), self._sinks(number, to))
         return replace(after, where=where)
 
@@ -375,11 +371,6 @@ class _ChainMaker:
             return [store(to, emitter.value(value, indices[value]))]
 
         return sinks
-
-    def _is_fed(self, number: int) -> bool:
-        """Return whether a depthwise link splits its results directly into the components that a link reads."""
-        is_behind = 0 < number < len(self.chain.links) and self.chain.links[number - 1].is_depthwise
-        return is_behind and self.blocking.registers[number] is None
 
     def _component(self, number: int, count: int, channel: Expr) -> At:
         """Return where a pointwise link reads an element of its tile of components, and make room for `count` rows."""
@@ -398,8 +389,6 @@ class _ChainMaker:
         ranges, value, ops = self._ranges(y, x, c), "x0", list[TileOp]()
         where, terms = self._inside(number, row, ranges), (replace(c, is_reduced=True),)
         at = self._component(number, part.count, var("c"))
-        if self._is_fed(number):
-            return at, terms, where, []
         if number > 0:
             lanes = (quotient(var("c"), self.lanes, ranges), remainder(var("c"), self.lanes, ranges))
             place = self._place(number - 1, *lanes, add(row, scale(part.base, -1)), var("x"))

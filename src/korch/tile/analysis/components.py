@@ -50,50 +50,92 @@ def reader_of(stage: Stage, name: str) -> Contract:
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """The pixels of an image that a contraction over windows reads, numbered row by row.
+    """The pixels of an image that a contraction over windows reads.
+
+    Rows and pixels of a row that are a stride apart are those of adjacent results. Rows of an image are in classes, in
+    which those of adjacent rows of results follow each other, with zeros after the last one.
 
     Attributes:
-        down: pixels from a row of results to the next one.
-        across: pixels from a result of a row to the next one.
-        taps: pixels from a position of a window to the next one, down and across.
+        strides: rows and pixels from a result to the next one.
+        dilations: rows and pixels from a position of a window to the next one.
+        window: the rows of a window.
         pitch: the pixels of a row of the image.
-        window: the pixels from a result's first one to the last one of the row's last result.
+        width: the pixels that the results of a row read.
+        classes: the classes of rows.
     """
 
-    down: int
-    across: int
-    taps: tuple[int, int]
-    pitch: int
+    strides: tuple[int, int]
+    dilations: tuple[int, int]
     window: int
+    pitch: int
+    width: int
+    classes: int
 
-    def count(self, rows: int) -> int:
-        """Return how many pixels some rows of results read; for 0 rows, what is added to their number times `down`."""
-        return rows * self.down + self.window + 1 - self.down
+    @property
+    def extra(self) -> int:
+        """The pixels after the last row of a class, which are 0."""
+        return max(0, self.width - self.pitch)
+
+    def met(self, rows: int) -> int:
+        """Return how many rows of the image some rows of results read."""
+        return (rows - 1) * self.strides[0] + (self.window - 1) * self.dilations[0] + 1
+
+    def of_class(self, rows: int) -> int:
+        """Return the pixels of a class that some rows of results read."""
+        return -(-self.met(rows) // self.classes) * self.pitch + self.extra
 
 
-def pixels_of(program: TileProgram, step: Contract) -> Pixels:
-    """Return the pixels that a contraction over windows of components reads."""
+def pixels_of(program: TileProgram, step: Contract, *, in_classes: bool) -> Pixels:
+    """Return the pixels that a contraction over windows of components reads, with rows in classes or in one class."""
     layout, (y, x, _, t0, t1, _) = panels(program.buffer(step.a.buffer)), step.axes
     assert layout is not None
-    down, across, *taps = ((step.a.index.coefficient(a.name) or 0) // layout.columns for a in (y, x, t0, t1))
     makers = (s for stage in program.stages for _, s in stage.leaves if is_split(program, s) and isinstance(s, Pass))
     maker = next(s for s in makers if s.sinks[0].buffer == step.a.buffer)
     pitch = maker.axes[1].extent
-    window = (x.extent - 1) * across + (t0.extent - 1) * taps[0] + (t1.extent - 1) * taps[1]
-    return Pixels(down or pitch, across, (taps[0], taps[1]), pitch, window)
+    down, across, *taps = ((step.a.index.coefficient(a.name) or 0) // layout.columns for a in (y, x, t0, t1))
+    strides, dilations = (max(1, down // pitch), max(1, across)), (taps[0] // pitch, taps[1])
+    width = (x.extent - 1) * strides[1] + (t1.extent - 1) * dilations[1] + 1
+    return Pixels(strides, dilations, t0.extent, pitch, width, strides[0] if in_classes else 1)
 
 
-def tile_in_use(program: TileProgram, stage: Stage, tile: Buffer) -> Buffer:
-    """Return the part of a tile of components that holds elements at one time."""
-    layout, moves = panels(tile), tile.name in passing(program, stage.steps)
-    assert layout is not None
-    step, is_left = reader_of(stage, tile.name), layout.group == 1
+def units_at_once(step: Contract) -> int:
+    """Return for how many steps of terms of windows the weights are split together: a divisor of all of them."""
+    *_, t0, t1, c = step.axes
+    units = t0.extent * t1.extent * -(-c.extent // EDGE)
+    most = units if step.registers is None else step.registers.vectors
+    return next(n for n in range(min(units, most), 0, -1) if units % n == 0)
+
+
+def kept_sums(step: Contract, image: Pixels) -> int:
+    """Return the rows of sums that are kept while the weights of a window are split part by part; 0 if they are not."""
+    y, x, _, t0, t1, c = step.axes
+    if units_at_once(step) == t0.extent * t1.extent * -(-c.extent // EDGE):
+        return 0
+    return round_up((y.extent - 1) * (image.pitch // image.strides[1]) + x.extent, EDGE)
+
+
+def tile_in_use(program: TileProgram, stage: Stage, tile: Buffer, *, on_units: bool) -> Buffer:
+    """Return the part of a tile of components that holds elements at one time.
+
+    On matrix units, one block is multiplied while the next one is split.
+    """
+    layout, split, moves = panels(tile), split_of(tile), tile.name in passing(program, stage.steps)
+    assert layout is not None and split is not None
+    step, is_left, blocks = reader_of(stage, tile.name), layout.group == 1, 2 if on_units else 1
     if len(step.axes) == WINDOW_AXES:
         y, *_, t0, t1, c = step.axes
-        channels = round_up(c.extent, EDGE)
-        rows = step.registers.rows if moves and step.registers is not None else y.extent
-        units = t0.extent * t1.extent * channels
-        size = pixels_of(program, step).count(rows) * channels
-        return replace(tile, elements=size if is_left else (EDGE if moves else layout.columns) * units)
+        channels, image = round_up(c.extent, EDGE), pixels_of(program, step, in_classes=on_units)
+        if is_left:
+            rows = step.registers.rows if moves and step.registers is not None else y.extent
+            size = image.classes * image.of_class(rows) * channels * (blocks if rows < y.extent else 1)
+            return replace(tile, elements=size + EDGE * EDGE * image.strides[1])
+        if not moves:
+            return replace(tile, elements=round_up(layout.columns, EDGE) * t0.extent * t1.extent * channels)
+        if not on_units:
+            return replace(tile, elements=EDGE * t0.extent * t1.extent * channels)
+        kept = -(-kept_sums(step, image) * EDGE * 4 // (split.components * split.dtype.size_bytes))
+        return replace(tile, elements=blocks * units_at_once(step) * EDGE * EDGE + kept)
+    if step.factor is not None and not is_left and on_units:
+        return replace(tile, elements=blocks * EDGE * step.axes[-1].extent)
     terms = layout.columns if is_left else tile.size // layout.columns
-    return replace(tile, elements=min(tile.size, EDGE * terms)) if moves else tile
+    return replace(tile, elements=min(tile.size, blocks * EDGE * terms)) if moves else tile

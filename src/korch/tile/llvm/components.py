@@ -1,4 +1,4 @@
-"""Prints products of operands that are split into bfloat16 components, of which each element has one.
+"""Prints products of operands that are split into bfloat16 components, of which each element has one, on vectors.
 
 Each lane multiplies two terms and adds the products to its sum. The operand that is made last is split block by block
 while products are computed (`korch.tile.analysis.components`); other operands are split before that.
@@ -18,9 +18,9 @@ from korch.tile.analysis.components import WINDOW_AXES, pixels_of, split_of
 from korch.tile.analysis.panels import in_rows, panels
 from korch.tile.analysis.sums import sides_of
 from korch.tile.ir.index import constant as number
-from korch.tile.ir.index import substitute, vector_step
-from korch.tile.ir.program import PAIR, At, Axis, Contract, Level, Registers, TileProgram, refused
-from korch.tile.llvm.block import LINE_BYTES, BlockPrinter, Lines, OperandSide, SumBlock
+from korch.tile.ir.index import scale, substitute, vector_step
+from korch.tile.ir.program import PAIR, At, Axis, Contract, Level, Load, Registers, Split, TileProgram, refused
+from korch.tile.llvm.block import BlockPrinter, Lines, OperandSide, SumBlock
 from korch.tile.llvm.contract import ContractPrinter, Strip
 from korch.tile.llvm.emit import SsaValue, constant
 from korch.tile.llvm.functions import fused
@@ -42,13 +42,17 @@ PRODUCT_AXES = 3
 """The number of axes of a product: rows, columns and terms."""
 
 
-def refused_components(program: TileProgram, step: Contract) -> str:
-    """Return why a contraction of components is not printed yet; "" if it is."""
+def refused_components(program: TileProgram, step: Contract, *, on_units: bool) -> str:
+    """Return why a contraction of components is not printed; "" if it is."""
     splits = [split_of(program.buffer(at.buffer)) for at in (step.a, step.b)]
+    if not all(splits):
+        return "a product of numbers that are not split"
+    if on_units:
+        return ""
     if any(split is None or split.components > 1 for split in splits):
-        return "products of several components"
+        return "products of several components on vectors"
     if step.factor is None and (step.where or len(step.axes) not in (PRODUCT_AXES, WINDOW_AXES)):
-        return "products of components of linked convolutions"
+        return "products of components of linked convolutions on vectors"
     return ""
 
 
@@ -133,8 +137,11 @@ class ComponentPrinter(ContractPrinter):
         """Print the loops over blocks of the operand that is split meanwhile, and over those of the other one."""
         step, makers, moving = self.step, self.context.makers, self.context.passing
         self.passes_rows, self.passes_columns = (at.buffer in moving for at in (step.a, step.b))
+        self.parts = [self._split_of(at).components for at in (step.a, step.b)]
+        second = makers.get(step.b.buffer)
+        is_apart = second is not None and len(second.sinks) == 1
         self.row_maker, self.column_maker = (
-            OperandSplitter(self.context, self.grid, makers[at.buffer], env, is_image=is_image)
+            OperandSplitter(self.context, self.grid, makers[at.buffer], env, is_image=is_image, is_apart=is_apart)
             if at.buffer in makers
             else None
             for at, is_image in ((step.a, len(step.axes) == WINDOW_AXES), (step.b, False))
@@ -142,8 +149,8 @@ class ComponentPrinter(ContractPrinter):
         self.a, self.b = (self._components(at, env) for at in (step.a, step.b))
         out = self._side(step.out, env)
         self._measure(env)
-        if self.context.program.buffer(out.buffer).level is not Level.TILE or out.steps[self.columns.name] != 1:
-            raise refused(f"buffer {out.buffer} is no tile with columns side by side")
+        if out.steps[self.columns.name] != 1:
+            raise refused(f"buffer {out.buffer} has no columns side by side")
         finish = self.sums.finish and SumsPrinter(self.context, self.grid, step, self.sums.finish, env)
         rescale = self._side(step.rescale, env) if step.rescale is not None else None
         self.registers = Registers(min(ROWS_AT_ONCE, math.prod(axis.extent for axis in self.rows)), PAIR)
@@ -168,6 +175,11 @@ class ComponentPrinter(ContractPrinter):
         self.is_made = True
         self._products(env)
 
+    def _split_of(self, at: At) -> Split:
+        split = split_of(self.context.program.buffer(at.buffer))
+        assert split is not None
+        return split
+
     def _components(self, at: At, env: Env) -> OperandSide:
         """Print the address of an operand's components."""
         buffer, base = self.context.program.buffer(at.buffer), self.context.bases[at.buffer]
@@ -175,7 +187,8 @@ class ComponentPrinter(ContractPrinter):
             layout = panels(buffer)
             assert layout is not None
             start = substitute(at.index, {axis.name: number(0) for axis in self.step.axes}, self.ranges)
-            base = address(self.emit, "i16", base, in_rows(buffer, layout, start, self.ranges), env)
+            place = scale(in_rows(buffer, layout, start, self.ranges), self.parts[1])
+            base = address(self.emit, "i16", base, place, env)
         return OperandSide(at.buffer, "i16", base, {}, True)
 
     def _measure(self, env: Env) -> None:
@@ -188,13 +201,15 @@ class ComponentPrinter(ContractPrinter):
         steps = emit.index(terms.extent) if outer else self.terms
         self.turns = [(emit.divided(emit.add(steps, emit.index(EDGE - 1)), EDGE), STEP, STEP)]
         if self.step.factor is not None:
+            if terms.extent % EDGE or terms.name in self.step.factor.index.variables:
+                raise refused("a factor of products is not that of whole blocks of terms")
             distance = terms.extent * EDGE
             self.turns = [(emit.index(blocks), distance, distance), *self.turns]
             self.blocks = [axis.name for axis in outer]
-        self.strip = 0 if self.passes_columns else self.size
+        self.strip = 0 if self.passes_columns else self.size * self.parts[1]
         layout = panels(second)
         if layout is not None and second.level is Level.INPUT:
-            self.strip = second.size // layout.columns * layout.width
+            self.strip = second.size // layout.columns * layout.width * self.parts[1]
 
     def _factors(self, at: At, env: Env, k: SsaValue, block: SumBlock) -> list[SsaValue]:
         """Print the loads of the factors of a block's columns for a block of terms."""
@@ -234,12 +249,15 @@ class ComponentPrinter(ContractPrinter):
         if self.column_maker is not None and (self.passes_columns or not self.is_made):
             self._split_columns(self.column_maker, strip)
         if self.is_made:
-            self._multiply(strip)
+            self._sums_of_strip(strip)
 
     def _split_columns(self, maker: OperandSplitter, strip: Strip) -> None:
-        maker.columns_block(strip.second, strip, self.terms, self.emit.index(0))
+        maker.columns_block(strip.second, strip.column, self._masks(strip), (self.terms, self.emit.index(0)))
 
-    def _multiply(self, strip: Strip) -> None:
+    def _masks(self, strip: Strip) -> list[SsaValue | None]:
+        return [*[None] * (strip.vectors - 1), strip.mask]
+
+    def _sums_of_strip(self, strip: Strip) -> None:
         super()._strip(strip)
 
     def _rows(self, strip: Strip, r: SsaValue, rows: int) -> None:
@@ -257,16 +275,10 @@ class ComponentPrinter(ContractPrinter):
 
     def _lines_of_b(self, strip: Strip, r: SsaValue) -> list[Lines]:
         """Print the lines of the next strip of a second operand that is given in components."""
-        emit = self.emit
-        if self.column_maker is not None or strip.following is None:
+        size = STEP * self.b.size_bytes
+        if self.column_maker is not None:
             return []
-        following, is_last = strip.following
-        height, size = math.prod(axis.extent for axis in self.rows), STEP * self.b.size_bytes
-        each = -(-size // LINE_BYTES // max(1, height // self.registers.rows))
-        line = emit.times(emit.divided(r, self.registers.rows), each * LINE_BYTES)
-        is_inside = emit.op("and", emit.before(line, emit.index(size)), emit.op("xor", is_last, constant("i1", 1)))
-        at = emit.select(is_inside, emit.place("i8", following, line), strip.second)
-        return [Lines(at, emit.select(is_inside, emit.index(size), emit.index(0)), each)]
+        return self._lines_ahead(strip, r, (size, self.emit.index(size)), (strip.second, self.emit.index(0)))
 
     def _lines_of_a(self, strip: Strip, r: SsaValue) -> list[Lines]:
         return []
@@ -275,62 +287,115 @@ class ComponentPrinter(ContractPrinter):
 class ComponentWindowPrinter(ComponentPrinter):
     """Prints one contraction over windows of an image that is split into components: pixels side by side."""
 
+    in_classes = False
+    """Whether the rows of the image are in classes."""
+
     def _measure(self, env: Env) -> None:
         """Take the sizes of the image and of strips."""
         emit, step = self.emit, self.step
         y, x, self.columns, *taps, channels = step.axes
-        self.rows, self.pixels, self.taps = [y, x], pixels_of(self.context.program, step), taps
-        steps = -(-channels.extent // EDGE)
-        size = steps * STEP
-        self.strip = 0 if self.passes_columns else size * math.prod(axis.extent for axis in taps)
-        self.channels, self.size = channels.extent, size
-        most = self.pixels.count(self.most if self.passes_rows else y.extent)
-        self.plane = most * EDGE
+        self.rows, self.taps = [y, x], taps
+        self.pixels = own = pixels_of(self.context.program, step, in_classes=self.in_classes)
+        self.channel_steps, self.channels = -(-channels.extent // EDGE), channels.extent
+        self.size = self.channel_steps * STEP
+        self.strip = 0 if self.passes_columns else self.size * math.prod(axis.extent for axis in taps) * self.parts[1]
+        self.most = y.extent
+        if self.passes_rows and step.registers is not None:
+            self.most = min(self.most, step.registers.rows)
+        self.plane = own.classes * own.of_class(self.most) * EDGE
         self.turns = [
-            (emit.index(taps[0].extent), self.pixels.taps[0] * EDGE, taps[1].extent * size),
-            (emit.index(taps[1].extent), self.pixels.taps[1] * EDGE, size),
-            (emit.index(steps), self.plane, STEP),
+            (emit.index(taps[0].extent), own.dilations[0] * own.pitch * EDGE, taps[1].extent * self.size),
+            (emit.index(taps[1].extent), own.dilations[1] * EDGE, self.size),
+            (emit.index(self.channel_steps), self.plane, STEP),
         ]
-
-    @property
-    def most(self) -> int:
-        """The rows of results whose pixels are split together."""
-        return self.step.registers.rows if self.step.registers is not None else self.rows[0].extent
 
     def _products(self, env: Env) -> None:
         """Print the loops over blocks of rows of results and strips of columns."""
-        emit, rows, own = self.emit, self._end(self.rows[0], env), self.pixels
-        assert self.row_maker is not None
-        maker, most = self.row_maker, self.most if self.passes_rows else self.rows[0].extent
+        emit, rows = self.emit, self._end(self.rows[0], env)
 
         def block(first: SsaValue) -> None:
-            self.first, self.count = first, emit.least(emit.index(most), emit.add(rows, emit.times(first, -1)))
-            count = emit.add(emit.times(self.count, own.down), emit.index(own.count(0)))
-            maker.pixels(self.a.at, emit.times(first, own.down // own.pitch), count, self.plane)
+            self.first, self.count = first, emit.least(emit.index(self.most), emit.add(rows, emit.times(first, -1)))
+            self._split_block(self.a.at, first, self.count)
             self._strips(self.end, TILE, self.strip, None)
 
-        emit.loop(emit.index(0), rows, most, block)
+        emit.loop(emit.index(0), rows, self.most, block)
+
+    def _split_block(self, to: SsaValue, first: SsaValue, count: SsaValue) -> None:
+        """Print how the pixels are split that some rows of results read."""
+        emit, own = self.emit, self.pixels
+        met = self._met(count)
+        some = partial(self._pixel, to, first, met)
+        emit.loop(emit.index(0), emit.index(own.met(self.most) * own.pitch * self.channel_steps), 1, some)
+        self._zeros(to, met)
+
+    def _met(self, count: SsaValue) -> SsaValue:
+        """Print how many rows of the image some rows of results read."""
+        return self.emit.add(self.emit.times(count, self.pixels.strides[0]), self.emit.index(self.pixels.met(0)))
+
+    def _zeros(self, to: SsaValue, met: SsaValue) -> None:
+        """Print the stores of the zeros after the last row of each class, given the rows of the image."""
+        emit, own, zero = self.emit, self.pixels, constant("i16", 0, EDGE)
+        for c in range(own.classes if own.extra else 0):
+            rows = emit.divided(emit.add(met, emit.index(own.classes - 1 - c)), own.classes)
+            at = emit.place("i16", to, emit.index(c * own.of_class(self.most) * EDGE))
+            at = emit.place("i16", at, emit.times(rows, own.pitch * EDGE))
+
+            def plane(i: SsaValue, at: SsaValue = at) -> None:
+                for v in range(own.extra):
+                    place = emit.add(emit.times(i, self.plane), emit.index(v * EDGE))
+                    emit.store(zero, emit.place("i16", at, place), 2 * EDGE)
+
+            emit.loop(emit.index(0), emit.index(self.channel_steps * self.parts[0]), 1, plane)
+
+    def _pixel(self, to: SsaValue, first: SsaValue, met: SsaValue, number: SsaValue) -> None:
+        """Print how a step of channels of a pixel is split.
+
+        Args:
+            to: where the components of the block are stored.
+            first: the first row of results of the block.
+            met: the rows of the image that the block reads.
+            number: the number of the pixel and step.
+        """
+        emit, own, maker = self.emit, self.pixels, self.row_maker
+        assert maker is not None
+        load = next((op for op in maker.pass_.ops if isinstance(op, Load)), None)
+        if load is not None and (load.index.coefficient(maker.last.name) == 1 or maker.last.extent == 1):
+            pixel, step = emit.divided(number, self.channel_steps), emit.rest(number, self.channel_steps)
+        else:
+            pixels = own.pitch * own.met(self.most)
+            pixel, step = emit.rest(number, pixels), emit.divided(number, pixels)
+        (u, v), row = maker.rows, emit.divided(pixel, own.pitch)
+        at = emit.times(emit.rest(row, own.classes), own.of_class(self.most))
+        at = emit.add(at, emit.times(emit.divided(row, own.classes), own.pitch))
+        x = emit.rest(pixel, own.pitch)
+        to = emit.place("i16", to, emit.times(emit.add(at, x), EDGE))
+        to = emit.place("i16", to, emit.times(step, self.plane * self.parts[0]))
+        place = {u.name: emit.add(emit.times(first, own.strides[0]), row), v.name: x}
+        line = partial(maker.line, to, place, emit.times(step, EDGE), emit.index(self.channels), self.plane)
+        emit.branch(constant("i1", 1) if met.number == own.met(self.most) else emit.before(row, met), line)
 
     def _split_columns(self, maker: OperandSplitter, strip: Strip) -> None:
         emit = self.emit
 
         def tap(i: SsaValue) -> None:
-            at = emit.place("i16", strip.second, emit.times(i, self.size))
-            maker.columns_block(at, strip, emit.index(self.channels), emit.times(i, self.channels))
+            at = emit.place("i16", strip.second, emit.times(i, self.size * self.parts[1]))
+            ends = emit.index(self.channels), emit.times(i, self.channels)
+            maker.columns_block(at, strip.column, self._masks(strip), ends)
 
         emit.loop(emit.index(0), emit.index(math.prod(axis.extent for axis in self.taps)), 1, tap)
 
-    def _multiply(self, strip: Strip) -> None:
+    def _sums_of_strip(self, strip: Strip) -> None:
         """Print the loops over rows of results and over blocks of a row."""
         emit, own, width = self.emit, self.pixels, self.rows[1].extent
-        at_once = -(-width // -(-width // ROWS_AT_ONCE))
+        at_once, across = -(-width // -(-width // ROWS_AT_ONCE)), own.strides[1] * EDGE
+        down = own.strides[0] * own.pitch * EDGE
 
         def row(y: SsaValue) -> None:
-            line, start = emit.place("i16", self.a.at, emit.times(y, own.down * EDGE)), emit.add(self.first, y)
+            line, start = emit.place("i16", self.a.at, emit.times(y, down)), emit.add(self.first, y)
 
             def block(x: SsaValue, rows: int = at_once) -> None:
-                base = emit.place("i16", line, emit.times(x, own.across * EDGE))
-                first = [(base, i * own.across * EDGE) for i in range(rows)]
+                base = emit.place("i16", line, emit.times(x, across))
+                first = [(base, i * across) for i in range(rows)]
                 number = emit.add(emit.times(start, width), x)
                 self.printer.run(
                     SumBlock(

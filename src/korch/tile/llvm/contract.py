@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from korch.system.alignment import ceil_div
 from korch.tile.analysis.axes import even_step, joined
 from korch.tile.analysis.panels import in_rows, panels, strips
 from korch.tile.analysis.registers import BYTE_REGISTERS, FEW_BYTE_REGISTERS, FEW_REGISTERS, LONG_BLOCK, REGISTERS
@@ -160,6 +161,8 @@ class ContractPrinter:
         is_mixed = a.steps[self.columns.name] or any(b.steps[x.name] for x in self.rows)
         if is_mixed or any(out.steps[x.name] for x in terms):
             raise refused("an operand of a contraction has an axis of the other")
+        if self.step.rescale is not None and self.columns.name in self.step.rescale.index.variables:
+            raise refused("only factors of rows rescale the sums of a contraction")
         if b.steps[self.columns.name] != 1 or a.is_panel:
             raise refused(f"buffer {b.buffer} is not read along its columns, or {a.buffer} not along its rows")
 
@@ -295,18 +298,33 @@ class ContractPrinter:
         is_once = count <= registers.rows and not any(axis.ragged for axis in self.rows)
         if is_once and b.is_panel and self.printer.vector == self.lanes:
             return [Lines(emit.place("i8", strip.second, emit.index(STREAM_BYTES)), step, most, 2)]
-        if strip.following is None:
-            return []
-        each = -(-most // max(1, count // registers.rows))
-        following, is_last = strip.following
-        line = emit.times(emit.divided(r, registers.rows), each * LINE_BYTES)
-        is_inside = emit.op("and", emit.before(line, emit.index(size)), emit.op("xor", is_last, constant("i1", 1)))
-        at, rest = emit.place("i8", following, line), (strip.second, emit.index(0))
+        rest = strip.second, emit.index(0)
         even, last = even_step(self.rows, self.a.steps), self.printer.terms[-1].extent
         if self._is_dense and registers.rows * self.a.size_bytes <= LINE_BYTES and even == last:
             begin = emit.place(self.a.kind, self.a.at, emit.times(emit.add(r, emit.index(registers.rows)), last))
             rest = begin, emit.index(LINE_BYTES)
-        return [Lines(emit.select(is_inside, at, rest[0]), emit.select(is_inside, step, rest[1]), each)]
+        return self._lines_ahead(strip, r, (size, step), rest)
+
+    def _lines_ahead(
+        self, strip: Strip, r: SsaValue, line: tuple[int, SsaValue], rest: tuple[SsaValue, SsaValue]
+    ) -> list[Lines]:
+        """Print the lines of the next strip that are prefetched with a block; then others.
+
+        Args:
+            strip: the strip before it.
+            r: the first row of the block.
+            line: the bytes of a term of a strip, and those from term to term.
+            rest: where the other lines begin, and the bytes from one to the next.
+        """
+        if strip.following is None:
+            return []
+        emit, at_once, (size, step), (following, is_last) = self.emit, self.registers.rows, line, strip.following
+        blocks = max(1, math.prod(axis.extent for axis in self.rows) // at_once)
+        each = ceil_div(ceil_div(size, LINE_BYTES), blocks)
+        begin = emit.times(emit.divided(r, at_once), each * LINE_BYTES)
+        is_inside = emit.op("and", emit.before(begin, emit.index(size)), emit.op("xor", is_last, constant("i1", 1)))
+        at = emit.select(is_inside, emit.place("i8", following, begin), rest[0])
+        return [Lines(at, emit.select(is_inside, step, rest[1]), each)]
 
     @property
     def _is_dense(self) -> bool:

@@ -237,7 +237,9 @@ class _Printer:
                     self.context.bases[buffer.name] = emit.place("i8", room, emit.index(offset))
                     offset += tile_bytes(buffer)
                 else:
-                    self.context.bases[buffer.name] = emit.array(stored_kind(buffer), buffer.size)
+                    split = split_of(buffer)
+                    size = buffer.size * (split.components if split is not None else 1)
+                    self.context.bases[buffer.name] = emit.array(stored_kind(buffer), size)
             begin, end, shares = SsaValue("%begin", "i64"), SsaValue("%end", "i64"), self._shares(i)
             if shares is not None:
                 self._moved(stage, shares, begin, end, env)
@@ -260,7 +262,8 @@ class _Printer:
     def _tiles(self, stage: Stage) -> list[Buffer]:
         """Return the tiles of a stage with their sizes in memory."""
         tiles = tiles_of(self.program, stage)
-        return [tile_in_use(self.program, stage, b) if split_of(b) is not None else b for b in tiles]
+        on_units = not self.isa.has_pairs
+        return [tile_in_use(self.program, stage, b, on_units=on_units) if split_of(b) is not None else b for b in tiles]
 
     def _shares(self, i: int) -> Shares | None:
         """Return how the coordinates of a stage are divided; None if only whole tasks are."""
@@ -333,7 +336,7 @@ class _Printer:
             if isinstance(step, Loop):
                 self._loop(step, grid, env)
             elif isinstance(step, Sums):
-                contract_printer(step)(self.context, step, grid, env).run()
+                contract_printer(step, self.isa)(self.context, step, grid, env).run()
             elif is_split(self.program, step):
                 self.context.makers[step.sinks[0].buffer] = step
             else:

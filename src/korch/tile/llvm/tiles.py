@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from korch.system.alignment import ceil_div
 from korch.tile.analysis.axes import even_step, joined
@@ -21,10 +22,11 @@ from korch.tile.analysis.registers import BYTE_REGISTERS
 from korch.tile.analysis.tiles import STRIP, steps_of
 from korch.tile.ir.program import QUAD, Axis, refused
 from korch.tile.llvm.block import LINE_BYTES, OperandSide, SumBlock
+from korch.tile.llvm.contract import ContractPrinter
 from korch.tile.llvm.emit import SsaValue, array, constant
 from korch.tile.llvm.functions import fused
 from korch.tile.llvm.index import both
-from korch.tile.llvm.instructions import TILE_BYTES, TILE_ROWS, TILES, dot_of, print_tiles
+from korch.tile.llvm.instructions import TILE_BYTES, TILE_ROWS, TILES, DotInstruction, dot_of, print_tiles
 from korch.tile.llvm.integers import IntegerPrinter
 from korch.tile.llvm.points import KernelContext
 
@@ -38,6 +40,11 @@ extern "C" __attribute__((visibility("hidden"))) int {READY}() {{ return korch::
 
 ROWS, COLUMNS = (4, 5), (6, 7)
 """The tile registers of two tiles of rows and two of columns; register 2 r + c has the sums of tiles r and c."""
+
+CHANGED, KEPT = (0, 1, 4, 2, 6, 3, 5, 7), (0, 2, 6, 1, 3, 7)
+"""The order of four products and of loads of operands of the next four, if these have other rows or the same."""
+
+NO, YES = constant("i1", 0), constant("i1", 1)
 
 ROW_BYTES_AT, ROWS_AT = 16, 48
 """Where the configuration has the bytes of a row of each tile register (two bytes), and its rows (one byte)."""
@@ -57,26 +64,171 @@ MOST_TURNS = 2
 """The maximum number of axes of terms outside the innermost one."""
 
 
+Pending = Sequence[SsaValue]
+"""Sums that are not finished: their place, their first row or tile, the first column, and the number of rows."""
+
+
 @dataclass(frozen=True)
-class _Turn:
+class TileTurn:
     """Two tiles of rows and two of columns.
 
     Attributes:
-        rows: the addresses of the tiles of rows.
-        columns: the address of the strip of columns.
+        rows: prints the address of a tile of rows, given its number, the step, and the number of the component.
+        columns: the same for columns.
+        strides: the bytes between rows of both kinds of tiles.
+        steps: the number of steps.
         is_pair: whether the second tile of rows exists.
         is_wide: whether the second tile of columns exists.
         to: where the sums are stored.
+        adds: whether the products are added to the sums there.
     """
 
-    rows: tuple[SsaValue, SsaValue]
-    columns: SsaValue
+    rows: Callable[[int, SsaValue, int], SsaValue]
+    columns: Callable[[int, SsaValue, int], SsaValue]
+    strides: tuple[int, int]
+    steps: SsaValue
     is_pair: SsaValue
     is_wide: SsaValue
     to: SsaValue
+    adds: SsaValue = NO
 
 
-class TilePrinter(IntegerPrinter):
+class TileCore(ContractPrinter):
+    """Prints products of tiles, and what vector units do beside them: they take the sums before.
+
+    Attributes:
+        pairs: the components of rows and columns that are multiplied in each step, in order.
+        kind: the type of a sum.
+        dot: the instruction.
+        end: the number of columns.
+    """
+
+    pairs: Sequence[tuple[int, int]] = ((0, 0),)
+    kind = "i32"
+    dot: DotInstruction
+    end: SsaValue
+    found: SsaValue
+
+    def _is_ready(self) -> SsaValue:
+        """Print whether the system allows this process to use the units."""
+        self.emit.declared[READY] = f"declare hidden i32 @{READY}()"
+        return self.emit.test("icmp ne", self.emit.call(READY, "i32", 1), constant("i32", 0))
+
+    def _configure(self, row_bytes: int, height: SsaValue, quads: int) -> None:
+        """Print the configuration of the tile registers: sums, two tiles of rows, two of columns."""
+        emit, numbers = self.emit, [1, *[0] * (TILE_BYTES - 1)]
+        for n in range(TILES):
+            numbers[ROW_BYTES_AT + 2 * n] = row_bytes if n in ROWS else TILE_BYTES
+            numbers[ROWS_AT + n] = quads if n in COLUMNS else height.number or 0
+        place = emit.array("i8", TILE_BYTES)
+        emit.store(array("i8", numbers), place, TILE_BYTES)
+        if height.number is None:
+            for n in range(COLUMNS[0]):
+                emit.store(emit.convert("trunc", height, "i8"), emit.place("i8", place, emit.index(ROWS_AT + n)), 1)
+        print_tiles(emit, "llvm.x86.ldtilecfg", place)
+
+    def _quotient(self, a: SsaValue, b: SsaValue) -> SsaValue:
+        """Print a number divided by another one and rounded up; neither is negative."""
+        more = self.emit.add(self.emit.add(a, b), self.emit.index(-1))
+        return self.emit.op("udiv", more, b) if b.number is None else self.emit.divided(more, b.number)
+
+    def _product(self, a: SsaValue, b: SsaValue) -> SsaValue:
+        return self.emit.op("mul nsw", a, b) if b.number is None else self.emit.times(a, b.number)
+
+    # Products
+
+    def _multiply(self, turn: TileTurn, beside: Callable[[SsaValue, int], None]) -> None:
+        """Print the products of two tiles of rows and two of columns, and what vector units do beside each four.
+
+        A tile for the next step is loaded as soon as the tile that it replaces has been used.
+        """
+        emit, zero, last = self.emit, self.emit.index(0), len(self.pairs) - 1
+        exists = (YES, turn.is_wide, turn.is_pair, both(emit, turn.is_pair, turn.is_wide))
+
+        def load(n: int, s: SsaValue, k: int) -> None:
+            side, t, component = n // 2 - 2, n % 2, self.pairs[k][n // 2 - 2]
+
+            def one() -> None:
+                at = (turn.rows, turn.columns)[side](t, s, component)
+                print_tiles(emit, LOAD, constant("i8", n), at, emit.index(turn.strides[side]))
+
+            emit.branch(exists[t] if side else exists[2 * t], one)
+
+        def products(k: int, following: SsaValue | None) -> None:
+            after = (k + 1) % len(self.pairs)
+            changes = [k == last or a != b for a, b in zip(self.pairs[k], self.pairs[after], strict=True)]
+            for n in CHANGED if changes[0] else KEPT:
+                if n < ROWS[0]:
+                    dot = partial(self.dot.add_tiles, emit, n, ROWS[n // 2], COLUMNS[n % 2])
+                    emit.branch(exists[n], dot)
+                elif following is not None and changes[n // 2 - 2]:
+                    load(n, following, after)
+
+        # A vector operation per step. After about 0.7 us without one, vector units power down, and the next store of a
+        # tile waits a quarter of a microsecond for them (measured on Granite Rapids).
+        def step(s: SsaValue, awake: SsaValue) -> tuple[SsaValue]:
+            for k in range(last):
+                products(k, s)
+                beside(s, k)
+            following = emit.add(s, emit.index(1))
+            has_next = emit.before(following, turn.steps)
+            emit.branch(has_next, lambda: products(last, following), lambda: products(last, None))
+            beside(s, last)
+            return (fused(emit, awake, awake, awake),)
+
+        def sums(name: str) -> None:
+            for n in range(ROWS[0]):
+                at = emit.place("i32", turn.to, emit.index((n // 2 * STRIP + n % 2) * TILE_ROWS))
+                whole = partial(print_tiles, emit, name, constant("i8", n), at, emit.index(LINE))
+                emit.branch(exists[n], whole)
+
+        def zeros() -> None:
+            for n in range(ROWS[0]):
+                print_tiles(emit, "llvm.x86.tilezero", constant("i8", n))
+
+        emit.branch(turn.adds, lambda: sums(LOAD), zeros)
+        for n in (ROWS[0], COLUMNS[0], COLUMNS[1], ROWS[1]):
+            load(n, zero, 0)
+        (awake,) = emit.loop(zero, turn.steps, 1, step, constant("float", 0.0, self.lanes))
+        emit.effect(USED.format(awake.typed))
+        sums("llvm.x86.tilestored64")
+
+    # Sums
+
+    def _finish(self, pending: Pending, begin: SsaValue, end: SsaValue) -> None:
+        """Print what takes the sums of some rows of two tiles."""
+        emit, column = self.emit, pending[2]
+        left = emit.add(self.end, emit.times(column, -1))
+
+        def rows(vectors: int, mask: SsaValue | None) -> None:
+            last = emit.least(end, pending[-1])
+            emit.loop(begin, last, 1, lambda k: self._row(k, pending, vectors, mask))
+
+        def edge() -> None:
+            rest = left if self.end.number is None else emit.index(self.end.number % STRIP)
+            for is_own, vectors, mask in self._tails(rest):
+                emit.branch(is_own, lambda v=vectors, m=mask: rows(v, m))  # type: ignore[misc]
+
+        is_whole = emit.test("icmp sge", left, emit.index(STRIP))
+        if self.end.number is not None and (self.end.number % STRIP == 0 or self.end.number < STRIP):
+            is_whole = constant("i1", self.end.number >= STRIP)
+        emit.branch(is_whole, lambda: rows(2, None), edge)
+
+    def _row(self, k: SsaValue, pending: Pending, vectors: int, mask: SsaValue | None) -> None:
+        """Print what takes a row of the sums of two tiles."""
+        raise NotImplementedError
+
+    def _sums_of(self, at: SsaValue, vectors: int) -> list[SsaValue]:
+        """Print the loads of a row of sums."""
+        emit, found = self.emit, []
+        self.context.era += 1
+        for v in range(vectors):
+            place = emit.place(self.kind, emit.place(self.kind, self.found, at), emit.index(v * self.lanes))
+            found.append(emit.load(self.kind, self.lanes, place, LINE_BYTES, emit.depth, self.context.era))
+        return found
+
+
+class TilePrinter(TileCore, IntegerPrinter):
     """Prints one contraction of bytes on matrix units."""
 
     def __init__(self, context: KernelContext, *given: object) -> None:
@@ -108,9 +260,7 @@ class TilePrinter(IntegerPrinter):
     def _strips(self, end: SsaValue, vector: int, strip: int, after: SsaValue | None) -> None:
         """Print the contraction for both kinds of units."""
         emit, on_vectors = self.emit, super()._strips
-        emit.declared[READY] = f"declare hidden i32 @{READY}()"
-        is_ready = emit.test("icmp ne", emit.call(READY, "i32", 1), constant("i32", 0))
-        emit.branch(is_ready, lambda: self._tiles(end, strip), lambda: on_vectors(end, vector, strip, None))
+        emit.branch(self._is_ready(), lambda: self._tiles(end, strip), lambda: on_vectors(end, vector, strip, None))
 
     def _after(self, terms: Sequence[Axis]) -> SsaValue | None:
         return None
@@ -135,14 +285,6 @@ class TilePrinter(IntegerPrinter):
         has_sums = both(emit, emit.before(emit.index(0), self.count), emit.before(emit.index(0), end))
         emit.branch(has_sums, self._products)
 
-    def _quotient(self, a: SsaValue, b: SsaValue) -> SsaValue:
-        """Print a number divided by another one and rounded up; neither is negative."""
-        more = self.emit.add(self.emit.add(a, b), self.emit.index(-1))
-        return self.emit.op("udiv", more, b) if b.number is None else self.emit.divided(more, b.number)
-
-    def _product(self, a: SsaValue, b: SsaValue) -> SsaValue:
-        return self.emit.op("mul nsw", a, b) if b.number is None else self.emit.times(a, b.number)
-
     def _tile(self, number: SsaValue) -> tuple[SsaValue, SsaValue, SsaValue]:
         """Print the address of a tile, its first row, and how many rows it shares with the tile before."""
         emit, line, at = self.emit, self.emit.index(0), number
@@ -157,7 +299,7 @@ class TilePrinter(IntegerPrinter):
     def _products(self) -> None:
         """Print the loops over pairs of tiles of rows and over strips of columns."""
         emit, zero = self.emit, self.emit.index(0)
-        self._configure()
+        self._configure(QUAD * self.quads, self.height, self.quads)
 
         def strips(body: Callable[..., Sequence[SsaValue]], *own: SsaValue) -> tuple[SsaValue, ...]:
             return emit.loop(zero, self.end, STRIP, body, *own)
@@ -165,7 +307,6 @@ class TilePrinter(IntegerPrinter):
         def pairs(body: Callable[..., Sequence[SsaValue]], *own: SsaValue) -> tuple[SsaValue, ...]:
             return emit.loop(zero, self.turns, 1, body, *own)
 
-        # Where the next sums are stored; the first tile, the column and the number of the rows before.
         pending: tuple[SsaValue, ...] = (zero,) * 4
         if self.strips_pass:
             pending = strips(lambda n, *own: pairs(lambda p, *last: self._turn(p, n, last), *own), *pending)
@@ -174,102 +315,44 @@ class TilePrinter(IntegerPrinter):
         print_tiles(emit, "llvm.x86.tilerelease")
         self._finish(pending, zero, pending[-1])
 
-    def _configure(self) -> None:
-        """Print the configuration of the tile registers: sums, two tiles of rows, two of columns."""
-        emit, height = self.emit, self.height
-        numbers = [1, *[0] * (TILE_BYTES - 1)]
-        for n in range(TILES):
-            numbers[ROW_BYTES_AT + 2 * n] = QUAD * self.quads if n in ROWS else TILE_BYTES
-            numbers[ROWS_AT + n] = self.quads if n in COLUMNS else height.number or 0
-        place = emit.array("i8", TILE_BYTES)
-        emit.store(array("i8", numbers), place, TILE_BYTES)
-        if height.number is None:
-            for n in range(COLUMNS[0]):
-                emit.store(emit.convert("trunc", height, "i8"), emit.place("i8", place, emit.index(ROWS_AT + n)), 1)
-        print_tiles(emit, "llvm.x86.ldtilecfg", place)
-
     # Products
 
-    def _turn(self, pair: SsaValue, column: SsaValue, pending: Sequence[SsaValue]) -> tuple[SsaValue, ...]:
+    def _turn(self, pair: SsaValue, column: SsaValue, pending: Pending) -> tuple[SsaValue, ...]:
         """Print the products of two tiles of rows and a strip; return what is pending then."""
         emit, first = self.emit, self.emit.times(pair, 2)
         second, half = emit.add(first, emit.index(1)), emit.add(column, emit.index(STRIP // 2))
         is_even, is_whole = (self.tiles.number or 1) % 2 == 0, (self.end.number or 1) % STRIP == 0
-        is_pair = constant("i1", 1) if is_even else emit.before(second, self.tiles)
-        is_wide = constant("i1", 1) if is_whole else emit.before(half, self.end)
-        rows = (self._tile(first)[0], self._tile(second)[0])
+        is_pair = YES if is_even else emit.before(second, self.tiles)
+        is_wide = YES if is_whole else emit.before(half, self.end)
+        rows = [self._tile(n)[0] for n in (first, second)]
         b = emit.place("i8", self.b.at, emit.times(emit.divided(column, STRIP), self.strip))
         following = emit.place("i8", b, emit.index(self.strip))
         has_next = emit.before(emit.add(column, emit.index(STRIP)), self.end)
 
-        def beside(step: SsaValue) -> None:
+        def columns(c: int, step: SsaValue, _: int) -> SsaValue:
+            at = emit.add(emit.times(step, self.quads * LINE), emit.index(c * TILE_BYTES))
+            return emit.place("i8", b, at)
+
+        def beside(step: SsaValue, _: int) -> None:
             self._finish_some(step, pending)
             if self.strips_pass:
                 emit.branch(has_next, lambda: self._fetch(following, pair, step))
 
-        to = emit.place("i32", self.found, pending[0])
-        self._multiply(_Turn(rows, b, is_pair, is_wide, to), beside)
+        place = emit.op("xor", pending[0], emit.index(SUMS))
+        turn = TileTurn(
+            lambda r, step, _: emit.place("i8", rows[r], self._offset(step)),
+            columns,
+            (self.row_bytes, LINE),
+            emit.index(self.steps),
+            is_pair,
+            is_wide,
+            emit.place(self.kind, self.found, place),
+        )
+        self._multiply(turn, beside)
         count = emit.times(self.height, 2)
         if not is_even:
             count = emit.add(self.height, self._product(self.height, emit.convert("zext", is_pair, "i64")))
-        return emit.op("xor", pending[0], emit.index(SUMS)), first, column, count
-
-    def _multiply(self, turn: _Turn, beside: Callable[[SsaValue], None]) -> None:
-        """Print the products of two tiles of rows and two of columns, and what vector units do beside each step.
-
-        A tile for the next step is loaded as soon as the tile that it replaces has been used.
-        """
-        emit, zero, yes = self.emit, self.emit.index(0), constant("i1", 1)
-
-        def dot(r: int, c: int) -> None:
-            self.dot.add_tiles(emit, 2 * r + c, ROWS[r], COLUMNS[c])
-
-        def dots_of_second() -> None:
-            dot(1, 0)
-            emit.branch(turn.is_wide, lambda: dot(1, 1))
-
-        def further(s: SsaValue) -> None:
-            self._load_rows(turn, 0, s)
-            emit.branch(turn.is_pair, lambda: dot(1, 0))
-            self._load_columns(turn, 0, s)
-            emit.branch(both(emit, turn.is_pair, turn.is_wide), lambda: dot(1, 1))
-            emit.branch(turn.is_pair, lambda: self._load_rows(turn, 1, s))
-            emit.branch(turn.is_wide, lambda: self._load_columns(turn, 1, s))
-
-        # A vector operation per step. After about 0.7 us without one, vector units power down, and the next store of a
-        # tile waits a quarter of a microsecond for them (measured on Granite Rapids).
-        def step(s: SsaValue, awake: SsaValue) -> tuple[SsaValue]:
-            dot(0, 0)
-            emit.branch(turn.is_wide, lambda: dot(0, 1))
-            following = emit.add(s, emit.index(1))
-            has_next = emit.before(following, emit.index(self.steps))
-            emit.branch(has_next, lambda: further(following), lambda: emit.branch(turn.is_pair, dots_of_second))
-            beside(s)
-            return (fused(emit, awake, awake, awake),)
-
-        def store(n: int) -> None:
-            at = emit.place("i32", turn.to, emit.index((n // 2 * STRIP + n % 2) * TILE_ROWS))
-            print_tiles(emit, "llvm.x86.tilestored64", constant("i8", n), at, emit.index(LINE))
-
-        for n in range(ROWS[0]):
-            print_tiles(emit, "llvm.x86.tilezero", constant("i8", n))
-        self._load_rows(turn, 0, zero)
-        self._load_columns(turn, 0, zero)
-        emit.branch(turn.is_wide, lambda: self._load_columns(turn, 1, zero))
-        emit.branch(turn.is_pair, lambda: self._load_rows(turn, 1, zero))
-        (awake,) = emit.loop(zero, emit.index(self.steps), 1, step, constant("float", 0.0, self.lanes))
-        emit.effect(USED.format(awake.typed))
-        for n, exists in enumerate((yes, turn.is_wide, turn.is_pair, both(emit, turn.is_pair, turn.is_wide))):
-            emit.branch(exists, lambda n=n: store(n))  # type: ignore[misc]
-
-    def _load_rows(self, turn: _Turn, r: int, step: SsaValue) -> None:
-        at = self.emit.place("i8", turn.rows[r], self._offset(step))
-        print_tiles(self.emit, LOAD, constant("i8", ROWS[r]), at, self.emit.index(self.row_bytes))
-
-    def _load_columns(self, turn: _Turn, c: int, step: SsaValue) -> None:
-        at = self.emit.add(self.emit.times(step, self.quads * LINE), self.emit.index(c * TILE_BYTES))
-        at = self.emit.place("i8", turn.columns, at)
-        print_tiles(self.emit, LOAD, constant("i8", COLUMNS[c]), at, self.emit.index(LINE))
+        return place, first, column, count
 
     def _offset(self, step: SsaValue) -> SsaValue:
         """Print the distance of the terms of a step from the first ones of a row."""
@@ -281,7 +364,7 @@ class TilePrinter(IntegerPrinter):
 
     # Beside products
 
-    def _finish_some(self, step: SsaValue, pending: Sequence[SsaValue]) -> None:
+    def _finish_some(self, step: SsaValue, pending: Pending) -> None:
         """Print what takes some of the sums before: in all steps together, all of them."""
         if self.turns.number == 1 and (self.end.number or STRIP + 1) <= STRIP:
             return
@@ -301,28 +384,9 @@ class TilePrinter(IntegerPrinter):
 
         emit.loop(emit.index(0), emit.index(count), 1, line, cost=1)
 
-    def _finish(self, pending: Sequence[SsaValue], begin: SsaValue, end: SsaValue) -> None:
-        """Print what takes the sums of some rows of two tiles."""
-        emit, column = self.emit, pending[2]
-        left = emit.add(self.end, emit.times(column, -1))
-
-        def rows(vectors: int, mask: SsaValue | None) -> None:
-            last = emit.least(end, pending[-1])
-            emit.loop(begin, last, 1, lambda k: self._row(k, pending, vectors, mask))
-
-        def edge() -> None:
-            rest = left if self.end.number is None else emit.index(self.end.number % STRIP)
-            for is_own, vectors, mask in self._tails(rest):
-                emit.branch(is_own, lambda v=vectors, m=mask: rows(v, m))  # type: ignore[misc]
-
-        is_whole = emit.test("icmp sge", left, emit.index(STRIP))
-        if self.end.number is not None and (self.end.number % STRIP == 0 or self.end.number < STRIP):
-            is_whole = constant("i1", self.end.number >= STRIP)
-        emit.branch(is_whole, lambda: rows(2, None), edge)
-
-    def _row(self, k: SsaValue, pending: Sequence[SsaValue], vectors: int, mask: SsaValue | None) -> None:
+    def _row(self, k: SsaValue, pending: Pending, vectors: int, mask: SsaValue | None) -> None:
         """Print what takes a row of the sums of two tiles."""
-        emit, context, inner = self.emit, self.context, self.rows[-1].extent
+        emit, inner = self.emit, self.rows[-1].extent
         place, number, column, _ = pending
         is_second = emit.test("icmp sge", k, self.height)
         tiles = zip(self._tile(number)[1:], self._tile(emit.add(number, emit.index(1)))[1:], strict=True)
@@ -332,19 +396,7 @@ class TilePrinter(IntegerPrinter):
 
         def take() -> None:
             at = emit.add(r, emit.select(is_second, emit.index(TILE_ROWS), emit.index(0)))
-            at = emit.add(emit.times(at, STRIP), emit.op("xor", place, emit.index(SUMS)))
-            context.era += 1
-            sums = [
-                emit.load(
-                    "i32",
-                    self.lanes,
-                    emit.place("i32", emit.place("i32", self.found, at), emit.index(v * self.lanes)),
-                    LINE_BYTES,
-                    emit.depth,
-                    context.era,
-                )
-                for v in range(vectors)
-            ]
+            sums = self._sums_of(emit.add(emit.times(at, STRIP), place), vectors)
             block = SumBlock(row, 1, column, vectors, (), self.b.at, mask, lambda _: emit.divided(row, inner))
             self.printer.end(block, sums)
 

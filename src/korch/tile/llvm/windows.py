@@ -15,6 +15,7 @@ from korch.tile.analysis.sums import Sums, is_by_lanes, leaves_out
 from korch.tile.analysis.windows import row_of_window, rows_of_window
 from korch.tile.ir.program import Axis, Contract, Product, TileProgram, refused
 from korch.tile.llvm.block import MOST_UNROLLED, OperandSide, SumBlock
+from korch.tile.llvm.component_tiles import ComponentTilePrinter
 from korch.tile.llvm.components import ComponentPrinter, ComponentWindowPrinter, refused_components
 from korch.tile.llvm.contract import FLOATS, ContractPrinter, Strip, refused_contraction
 from korch.tile.llvm.emit import SsaValue
@@ -23,6 +24,7 @@ from korch.tile.llvm.index import Env, loop_inside
 from korch.tile.llvm.integers import IntegerPrinter, LanePrinter
 from korch.tile.llvm.isa import Isa
 from korch.tile.llvm.tiles import TilePrinter
+from korch.tile.llvm.window_tiles import ComponentWindowTilePrinter
 
 PLACES_AHEAD = 48
 """The prefetch distance in positions, in memory order.
@@ -38,14 +40,19 @@ FEW_REGISTERS = 16
 """The vector registers for other numbers of lanes."""
 
 
-def contract_printer(sums: Sums) -> type[ContractPrinter]:
+def contract_printer(sums: Sums, isa: Isa) -> type[ContractPrinter]:
     """Return the class that prints a contraction."""
     if sums.step.product.is_of_bytes:
         if sums.step.registers is not None and sums.step.registers.in_tiles:
             return TilePrinter
         return LanePrinter if is_by_lanes(sums.step) else IntegerPrinter
     if sums.step.product is Product.SPLIT:
-        return ComponentWindowPrinter if len(sums.step.axes) == WINDOW_AXES else ComponentPrinter
+        on_vectors, on_units = (
+            (ComponentWindowPrinter, ComponentWindowTilePrinter)
+            if len(sums.step.axes) == WINDOW_AXES
+            else (ComponentPrinter, ComponentTilePrinter)
+        )
+        return on_vectors if isa.has_pairs else on_units
     return WindowPrinter if _is_of_windows(sums.step) else ContractPrinter
 
 
@@ -54,7 +61,7 @@ def refused_step(program: TileProgram, step: Contract, isa: Isa) -> str:
     if step.product.is_of_bytes:
         return ""
     if step.product is Product.SPLIT:
-        return refused_components(program, step) if isa.has_pairs else "products of components on matrix units"
+        return refused_components(program, step, on_units=not isa.has_pairs)
     if not _is_of_windows(step):
         return refused_contraction(program, step)
     return "" if step.product in FLOATS else f"windows by {step.product.value}"
