@@ -19,7 +19,7 @@ ORDER = (
     ("tile.ir",),
     ("tile.check", "tile.lower"),
     ("tile.analysis",),
-    ("tile.cpp", "tile.triton"),
+    ("tile.triton",),
     ("tile.llvm",),
     ("cuda",),
     ("schedule",),
@@ -89,7 +89,7 @@ def test_imports_point_left() -> None:
         ("measure", "from korch import api, options", {"api"}),
         ("cuda", "from korch.cuda.measure.meter import CudaMeter", {"cuda.measure"}),
         ("report", "from korch.pipeline import optimize_model", {"pipeline"}),
-        ("provider", "from korch.tile.cpp.print import emit\nimport numpy", set()),
+        ("provider", "from korch.tile.llvm.print import emit\nimport numpy", set()),
     ],
 )
 def test_what_points_right_is_seen(own: str, text: str, wrong: set[str]) -> None:

@@ -82,7 +82,6 @@ EXPRESSIONS: Mapping[str, Sequence[str]] = {
     "C++, Python and Triton sources: the names in a text": (
         "provider/torch_opaque.py",
         "runtime/source.py",
-        "tile/cpp/print.py",
         "tile/triton/text.py",
     ),
     "places to fill in a page": ("report/page.py",),

@@ -85,21 +85,10 @@ def worst_ulp(target):
     return lambda name, width: (wide.ERRORS if is_wide and width == 16 else functions.ERRORS)[name]
 
 
-@pytest.fixture(scope="module", params=["C++", "LLVM"])
-def library(request, builder, target):
+@pytest.fixture(scope="module")
+def library(builder, target):
     names = [(f, w) for f in (*FUNCTIONS, "exp_of_nonpositive") for w in WIDTHS]
-    if request.param == "LLVM":
-        if target.isa not in ISAS:
-            pytest.skip(f"{target.isa} is not printed yet")
-        return ctypes.CDLL(str(builder.library([module_of(names, ISAS[target.isa])])))
-    lines = [
-        f"void korch_test_{f}{w}(const float* x, float* y, long n) {{ for (long i = 0; i < n; "
-        f"i += {w}) korch::store<float, {w}>(y + i, korch::{'' if 'of' in f else 'op_'}{f}"
-        f"<{'' if 'of' in f else 'float, '}{w}>(korch::load<float, {w}>(x + i))); }}"
-        for f, w in names
-    ]
-    source = "\n".join(['#include "korch_tile.h"', 'extern "C" {', *lines, "}"])
-    return ctypes.CDLL(str(builder.library([source])))
+    return ctypes.CDLL(str(builder.library([module_of(names, ISAS[target.isa])])))
 
 
 def module_of(names, isa):

@@ -12,23 +12,19 @@ import numpy as np
 import pytest
 
 from korch.candidate.candidate import Candidate, Group
-from korch.measure import compiler
 from korch.measure.compiler import Builder
 from korch.measure.cpu import needed_flop
 from korch.primitive.types import ValueType
 from korch.provider.conv import ConvProvider
 from korch.provider.gemm import GemmProvider
 from korch.provider.provider import TILES
-from korch.target import Target
+from korch.target import Target, has_matrix_units
 from korch.testing import kernels
 from korch.testing.kernels import load_kernels, offers_of, run_kernel
 from korch.tile.llvm.tiles import UNITS
 from tests.provider.onednn_groups import Graph
 from tests.provider.test_bytes import SIGNS, check_exactly, conv, product
-from tests.support.matrix_units import EMULATION, is_software, matrix_units
-
-NOT_READY = EMULATION.replace("int korch_matrix_units() { return 1; }", "int korch_matrix_units() { return 0; }")
-"""Tells kernels that the system does not give them the units."""
+from tests.support.matrix_units import NOT_READY, is_software, matrix_units
 
 SHAPES = (
     ((8, 48), (48, 16)),
@@ -45,15 +41,15 @@ SHAPES = (
 def units(request, target: Target, tmp_path_factory) -> tuple[Target, Builder]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "software":
-            if not compiler.has_matrix_units():
+            if not has_matrix_units():
                 pytest.skip("software stands for the units in the other run, too")
-            patch.setattr(compiler, "has_matrix_units", lambda: False)
+            patch.setattr("tests.support.matrix_units.has_matrix_units", lambda: False)
         return matrix_units(target, tmp_path_factory.mktemp("units"))
 
 
 def is_once_more(builder: Builder) -> bool:
     """Return whether software stands for units that the machine has: the same sources, with other instructions."""
-    return is_software(builder) and compiler.has_matrix_units()
+    return is_software(builder) and has_matrix_units()
 
 
 def in_tiles(groups: list[Group], target: Target, builder: Builder, rng, provider=GemmProvider) -> None:

@@ -26,7 +26,7 @@ def edit(path):
     "path",
     [
         "native/korch_gemm.h",
-        "tile/cpp/print.py",
+        "tile/llvm/print.py",
         "tile/lower/lower.py",
         "provider/gemm/blocking.py",
         "measure/toolchain.py",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import replace
 
 import numpy as np
@@ -11,9 +10,8 @@ import pytest
 from korch.candidate.candidate import Candidate, Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last
 from korch.errors import InvalidGraphError
-from korch.measure.compiler import NATIVE_FOLDER, Builder
+from korch.measure.compiler import Builder
 from korch.measure.cpu import needed_flop
-from korch.measure.toolchain import FLAGS, ISA_COMPILER_FLAGS, find_compiler
 from korch.primitive import reference
 from korch.primitive.ops.layout import PadAttributes, TakeAttributes
 from korch.primitive.ops.linear import ConvAttributes
@@ -367,26 +365,6 @@ class SplitConvProvider(ConvProvider):
         split = [offer for offer in offers if offer.variant.startswith(SPLIT)]
         assert split, group.text
         return split
-
-
-def test_kernels_for_matrix_units_compile(tmp_path):
-    """On any machine; they run only where there are such units."""
-    groups = [
-        one((1, 64, 9, 11), lambda g, x: silu(g, conv(g, x, 58, 3, stride=2, pads=(3, 1, 5, 2)))),
-        one((1, 3, 7, 8), lambda g, x: conv(g, depthwise(g, bias(g, conv(g, x, 32, 3, stride=2)), 3, dilation=2), 64)),
-    ]
-    machine = Target(isa="amx", lanes=16, threads=2, l2_bytes=512 << 10)
-    (tmp_path / "kernels.cpp").write_text("\n".join(_split_source(group, machine) for group in groups))
-    command = [*find_compiler().command, *FLAGS, *ISA_COMPILER_FLAGS["amx"], f"-I{NATIVE_FOLDER}", "-fsyntax-only"]
-    done = subprocess.run([*command, str(tmp_path / "kernels.cpp")], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[:2000]
-
-
-def _split_source(group: Group, machine: Target) -> str:
-    provider = SplitConvProvider()
-    kernel = ConvProvider().build(group, provider.offer(group, machine)[0], machine)
-    assert not isinstance(kernel, Refusal)
-    return kernel.source
 
 
 @pytest.mark.long

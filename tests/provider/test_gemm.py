@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import replace
 
 import numpy as np
@@ -10,8 +9,6 @@ import pytest
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last
-from korch.measure.compiler import NATIVE_FOLDER
-from korch.measure.toolchain import FLAGS, ISA_COMPILER_FLAGS, find_compiler
 from korch.primitive.ops.layout import ReshapeAttributes, SliceAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.provider.cache_room import SHARES
@@ -243,8 +240,9 @@ def test_wide_strips_agree(target, builder, rng):
     n = 64 * target.lanes * target.threads + 256
     groups = [product((m, 64), (64, n), constant=False) for m in (7, 30)]
     for group, offer, _ in check_offers(GemmProvider(), groups, target, builder, rng):
-        (registers, *_) = registers_of(GemmProvider().build(group, offer, target))
-        assert target.registers < 32 or offer.variant or (registers.rows, registers.vectors) == (6, 4)
+        if not offer.variant and target.registers >= 32:
+            (registers, *_) = registers_of(GemmProvider().build(group, offer, target))
+            assert (registers.rows, registers.vectors) == (6, 4)
 
 
 def linear(g: Graph, x: int, channels: int) -> int:
@@ -451,18 +449,6 @@ def test_matrix_units_multiply_all_shapes(units, rng):
         product((200, 300), (300, 100), constant=False),  # rows are shared out
     ]
     assert check_offers(SplitGemmProvider(), groups, *units, rng)
-
-
-def test_kernels_for_matrix_units_compile(units, tmp_path):
-    """On any machine, with the instructions of the units."""
-    groups = (product((40, 70), (70, 50)), product((40, 600), (600, 50), constant=False))
-    made = offers_of(SplitGemmProvider(), groups, units[0])
-    (tmp_path / "kernels.cpp").write_text("\n".join(kernel.source for _, _, kernel in made))
-    command = [*find_compiler().command, *FLAGS, *ISA_COMPILER_FLAGS["amx"], f"-I{NATIVE_FOLDER}", "-S"]
-    files = [str(tmp_path / "kernels.cpp"), "-o", str(tmp_path / "kernels.s")]
-    done = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[:2000]
-    assert "tdpbf16ps" in (tmp_path / "kernels.s").read_text("utf-8")
 
 
 def test_operands_are_packed_before_they_are_split(units, rng):

@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 
 from korch.candidate.candidate import Group, Refusal
-from korch.measure import compiler
 from korch.measure.compiler import NATIVE_FOLDER, Builder, is_llvm
 from korch.measure.toolchain import FLAGS, ISA_COMPILER_FLAGS
 from korch.primitive.ops.layout import PadAttributes
@@ -131,12 +130,10 @@ def test_lesser_sets_of_this_machine(isa, provider, groups: Groups, target, rng,
 
 
 @ENTRIES
-def test_matrix_units_in_software(provider, groups: Groups, target, rng, tmp_path, monkeypatch):
+def test_matrix_units_in_software(provider, groups: Groups, target, rng, tmp_path):
     if target.lanes != LANES["amx"]:
         pytest.skip("this machine has no vectors of 512 bits")
-    monkeypatch.setattr(compiler, "has_matrix_units", lambda: False)
     builder = EmulatedUnits("amx", tmp_path)
-    assert "-DKORCH_AMX_IN_SOFTWARE" in builder.flags
     other = Target(isa="amx", lanes=target.lanes, threads=2, l2_bytes=64 << 10)
     assert check_offers(provider(), groups(target.lanes), other, builder, rng)
 

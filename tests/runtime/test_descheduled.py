@@ -23,8 +23,7 @@ from korch.provider.provider import Kernel
 from korch.runtime.bind import PlanStep
 from korch.runtime.build import build
 from korch.runtime.executable import Executable
-from korch.target import Target, detect_target
-from korch.tile.cpp.print import print_cpp
+from korch.target import detect_target
 from tests.runtime.test_tasks import network, steps_of
 
 pytestmark = pytest.mark.skipif(platform.system() != "Linux", reason="threads are bound to cores as on Linux")
@@ -126,28 +125,29 @@ print("right", flush=True)
 """
 
 
-HEADERS = "#include <stdio.h>\n#include <stdlib.h>\n#include <unistd.h>\n"
+SLEEP = """#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+extern "C" void korch_test_sleep() {
+  usleep(60000);
+  if (FILE* log = fopen(getenv("TEST_LOG"), "a")) fputc(1, log), fclose(log);
+}
+"""
 
 
 def slowed(step: PlanStep[Kernel]) -> PlanStep[Kernel]:
     """Return a kernel that sleeps before each task, or before its part of each thread, and writes to $TEST_LOG then."""
-    function = r"(_team\(void\* const\* buffers, korch::Member& own\)|_task\(int stage, .*\)) \{"
-    sleep = ' { usleep(60000); if (FILE* log = fopen(getenv("TEST_LOG"), "a")) fputc(1, log), fclose(log);'
-    source = re.sub(function, lambda found: found[1] + sleep, step.kernel.source)
-    return replace(step, kernel=replace(step.kernel, source=f"{HEADERS}{source}"))
-
-
-def in_cpp(step: PlanStep[Kernel], target: Target) -> PlanStep[Kernel]:
-    """Return a kernel that is printed as C++."""
-    assert step.kernel.program is not None
-    printed = print_cpp(step.kernel.program, "", target.lanes, target.threads)
-    return replace(step, kernel=replace(step.kernel, symbol=printed.symbol, source=printed.source, units=()))
+    function = r"(define (?:i32|void) @\w+_(?:team|task)\(.*\{\nentry:\n)"
+    source = re.sub(function, r"\1  call void @korch_test_sleep()\n", step.kernel.source)
+    source = source.replace("\ndefine ", "\ndeclare void @korch_test_sleep()\ndefine ", 1)
+    return replace(step, kernel=replace(step.kernel, source=source, units=(*step.kernel.units, SLEEP)))
 
 
 @pytest.mark.parametrize("parts", [0, 2])
 def test_an_interrupt_ends_a_long_run_between_tasks(parts: int, tmp_path: Path, cache_folder: Path) -> None:
     graph, target, log = network(), detect_target(2, find_compiler().identity), tmp_path / "log"
-    builder, steps = Builder(target.isa, cache_folder), [in_cpp(step, target) for step in steps_of(graph, target)]
+    builder, steps = Builder(target.isa, cache_folder), steps_of(graph, target)
     x = np.random.default_rng(0).standard_normal((1, 32, 21, 18), np.float32)
     np.savez(tmp_path / "expected.npz", *Executable(build(graph, steps, target, builder))(x))
     slow = [slowed(step) for step in steps]

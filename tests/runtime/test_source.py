@@ -61,9 +61,9 @@ def test_the_artifacts_sources_compile_alone(make_artifact, tmp_path):
 def test_the_headers_that_kernels_include_are_among_the_sources(make_artifact):
     plan = plans.scalar()
     kernel = plan.steps[0].kernel
-    including = replace(kernel, source='#include "korch_sort.h"\n' + kernel.source)
+    including = replace(kernel, source='#include "korch_units.h"\n' + kernel.source)
     artifact = make_artifact(replace(plan, steps=(replace(plan.steps[0], kernel=including),)))
-    assert artifact.sources["korch_sort.h"] == native_text("korch_sort.h")
+    assert artifact.sources["korch_units.h"] == native_text("korch_units.h")
 
 
 def test_the_interface_is_plain_c(tmp_path):

@@ -17,13 +17,14 @@ from korch.primitive.ops.reduce import BroadcastAttributes
 from korch.primitive.types import ValueType
 from korch.schedule.contraction import NotFusedError
 from korch.schedule.windows import ConvBlocking, Windows
+from korch.target import Target
 from korch.tile.check.arithmetic import Float64
 from korch.tile.check.check import check_program
 from korch.tile.check.reference import run_program
-from korch.tile.cpp.print import print_cpp
 from korch.tile.ir.parse import parse_program
 from korch.tile.ir.program import Axis, Contract, Level, TileProgram
 from korch.tile.ir.text import format_program
+from korch.tile.llvm.print import print_llvm
 from korch.tile.lower.staging import Machine
 from tests.support import finite_field
 from tests.support.tile_field import Field
@@ -158,8 +159,7 @@ def test_an_image_is_read_in_place_if_windows_leave_it():
         windows, _, _ = windows_of(GROUPS[name])
         program = windows.program(in_place(windows, "plain")[0])
         assert [b.name for b in program.buffers if b.level is Level.TILE] == ["t"]
-        text = print_cpp(program, "", LANES, 1).source
-        assert ("korch::DenseContraction<" in text) == (name != "one place")
+        assert print_llvm(program, "", Target(isa="avx2", lanes=LANES)).source
     windows, _, _ = windows_of(GROUPS["computed"])
     with pytest.raises(NotFusedError, match="the image is not read where it lies"):
         windows.program(in_place(windows, "plain")[0])
@@ -186,7 +186,7 @@ def refusal(program: TileProgram, **changes: object) -> str:
     steps = tuple(dataclasses.replace(s, **changes) if isinstance(s, Contract) else s for s in stage.steps)
     stages = (*program.stages[:-1], dataclasses.replace(stage, steps=steps))
     with pytest.raises(InvalidGraphError) as error:
-        print_cpp(dataclasses.replace(program, stages=stages), "", LANES, 1)
+        print_llvm(dataclasses.replace(program, stages=stages), "", Target(isa="avx2", lanes=LANES))
     return str(error.value)
 
 

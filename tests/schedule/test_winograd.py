@@ -11,10 +11,10 @@ from korch.primitive.ops.winograd import WinogradAttributes, transform_weights
 from korch.schedule.contraction import NotFusedError
 from korch.schedule.split_winograd import SplitWinograd, SplitWinogradBlocking
 from korch.schedule.winograd import WinogradBlocking
+from korch.target import EDGE
 from korch.tile.check.arithmetic import Float64
 from korch.tile.check.check import check_program
 from korch.tile.check.reference import run_program
-from korch.tile.cpp.split_operands import EDGE
 from korch.tile.ir.parse import parse_program
 from korch.tile.ir.text import format_program
 from tests.provider.onednn_groups import Graph

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 from korch.measure.compiler import Builder, CompileFailure
 from korch.measure.toolchain import ISA_COMPILER_FLAGS
+from korch.provider.provider import Kernel
 from korch.system.deadline import Deadline
-from korch.target import Target
+from korch.target import Target, has_matrix_units
 from korch.tile.llvm.tiles import UNITS
 
 EMULATION = Path(__file__).with_name("amx_emulation.cpp").read_text("utf-8")
+NOT_READY = EMULATION.replace("int korch_matrix_units() { return 1; }", "int korch_matrix_units() { return 0; }")
+"""Tells kernels that the system does not give them the units."""
+
 TILE_CALL = re.compile(r"@llvm\.x86\.(ldtilecfg|tile\w+|tdp\w+)")
+
+
+def denied(kernel: Kernel) -> Kernel:
+    """Return a kernel to which the system does not give the units."""
+    assert UNITS in kernel.units
+    return replace(kernel, units=tuple(NOT_READY if unit == UNITS else unit for unit in kernel.units))
 
 
 class EmulatedUnits(Builder):
@@ -35,14 +46,10 @@ def emulated(source: str) -> str:
 def matrix_units(target: Target, folder: Path, l2_bytes: int = 256 << 10) -> tuple[Target, Builder]:
     """Return a target with small caches, for which plans have many blocks, chunks and groups; and its compiler."""
     with mock.patch.dict(ISA_COMPILER_FLAGS, {"amx": ISA_COMPILER_FLAGS[target.isa]}):
-        builder = Builder("amx", folder)
-        if is_software(builder):
-            builder = EmulatedUnits("amx", folder)
-    if is_software(builder):  # without -O3, because compiling takes longer than running
-        builder.flags = tuple("-O1" if flag == "-O3" else flag for flag in builder.flags)
+        builder = (Builder if has_matrix_units() else EmulatedUnits)("amx", folder)
     return Target(isa="amx", lanes=16, threads=2, l2_bytes=l2_bytes), builder
 
 
 def is_software(builder: Builder) -> bool:
     """Return whether software emulates the matrix units."""
-    return "-DKORCH_AMX_IN_SOFTWARE" in builder.flags
+    return isinstance(builder, EmulatedUnits)

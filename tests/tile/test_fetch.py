@@ -1,31 +1,30 @@
 """The software prefetches of loops: from memory, and for the next task."""
 
-import re
-
 import pytest
 
 from korch.provider.generated import GeneratedProvider
 from korch.target import Target
-from korch.tile.cpp.print import print_cpp
+from korch.tile.analysis.fetch import Fetches, fetches_of
+from korch.tile.analysis.stages import large_inputs, streamed_outputs
 from korch.tile.lower.lower import lower
 from korch.tile.lower.staging import Machine
 from tests.support.fuzz_kernels import cases_of, check_cases
-from tests.tile.tile_groups import Graph, Group, normalization, offers_of, softmax
+from tests.tile.tile_groups import Graph, Group, offers_of, softmax
 
 WIDE = Target(isa="avx512", lanes=16, threads=2)
 
 
-def source_of(group: Group, variant: str = "", stream_bytes: int = 0) -> str:
-    """Return a kernel's text as if its values were large."""
+def fetches(group: Group, variant: str = "", stream_bytes: int = 0) -> list[Fetches]:
+    """Return what the passes of a kernel prefetch, as if values of at least this size were large."""
     offer = next(offer for offer in offers_of(group, WIDE) if offer.variant == variant)
-    machine = Machine(WIDE.lanes, WIDE.threads)
-    program = lower(group.body, offer.inputs, offer.outputs, machine, variant == "keep")
-    return print_cpp(program, "", WIDE.lanes, WIDE.threads, stream_bytes)[1]
+    program = lower(group.body, offer.inputs, offer.outputs, Machine(WIDE.lanes, WIDE.threads), variant == "keep")
+    large = streamed_outputs(program, stream_bytes), large_inputs(program, stream_bytes)
+    return [fetches_of(program, stage, pass_, *large) for stage in program.stages for pass_ in stage.passes]
 
 
-def far(source: str) -> list[int]:
+def far(group: Group, stream_bytes: int = 0) -> list[int]:
     """Return how many elements ahead loads fetch from memory."""
-    return [int(n) for n in re.findall(r"load_far<[^(]*\(.*?, (\d+)\);", source)]
+    return [n for found in fetches(group, stream_bytes=stream_bytes) for n in found.far.values()]
 
 
 @pytest.mark.parametrize(
@@ -40,22 +39,15 @@ def far(source: str) -> list[int]:
 def test_memory_is_fetched_as_far_ahead_as_it_is_read(shape, start, size, ahead):
     g = Graph()
     x = g.add("neg", [g.tensor(f"f32{list(shape)}")])
-    assert far(source_of(g.group(g.slice(x, start, size, (1, 1))))) == ahead
+    assert far(g.group(g.slice(x, start, size, (1, 1)))) == ahead
 
 
 def test_only_large_inputs_are_fetched_from_memory():
     g = Graph()
     x = g.tensor("f32[64,1024]")
     group = g.group(g.add("mul", [x, g.wide(g.tensor("f32[1024]"), (64, 1024))]))
-    assert len(far(source_of(group, stream_bytes=1 << 16))) == 1
-    assert not far(source_of(group, stream_bytes=1 << 20))
-
-
-def test_reductions_fetch_nothing_from_memory():
-    """They do not write past the caches, so the hardware keeps pace."""
-    g = Graph()
-    group = g.group(g.reduce("sum", g.tensor("f32[64,3136]"), 1))
-    assert "prefetch" not in source_of(group) and not far(source_of(group))
+    assert len(far(group, 1 << 16)) == 1
+    assert not far(group, 1 << 20)
 
 
 @pytest.mark.parametrize("variant", ["", "keep"])
@@ -63,12 +55,9 @@ def test_the_pass_that_writes_past_the_caches_fetches_the_next_rows(variant):
     """Instead of the second pass, which does where it stays in them."""
     group = softmax("f32[128,64,128]", 2)
     for stream_bytes, near, beside in ((1 << 30, 1, 0), (0, 0, 1)):
-        source = source_of(group, variant, stream_bytes)
-        assert source.count("korch::load_ahead<") == near
-        assert source.count("korch::fetch<W>(i0 ") == beside
-        assert not far(source)
-    last = source_of(group, variant).rsplit("korch::fetch<W>", 1)[1]
-    assert "korch::stream<" in last and "korch::store<" not in last
+        found = fetches(group, variant, stream_bytes)
+        assert sum(len(one.near) for one in found) == near
+        assert [len(one.beside) for one in found] == [*[0] * (len(found) - 1), beside]
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16", "f64", "i8", "u8", "bool"])
@@ -80,8 +69,7 @@ def test_every_type_is_fetched_ahead(kind, target, builder, rng):
         d = g.add("sub", [x, g.wide(g.mean(x, 1), (64, 128))])
         variance = g.wide(g.mean(g.add("mul", [d, d]), 1), (64, 128))
         groups = [softmax(f"{kind}[64,128]", 1), g.group(g.add("div", [d, g.add("exp", [variance])]))]
-        sources = [source_of(group, stream_bytes=1 << 30) for group in groups]
-        assert all("korch::load_ahead<" in source for source in sources)
+        assert all(any(one.near for one in fetches(group, stream_bytes=1 << 30)) for group in groups)
     else:
         g = Graph()
         groups = [g.group(g.transpose(g.tensor(f"{kind}[64,128]"), 1, 0))]
@@ -90,25 +78,9 @@ def test_every_type_is_fetched_ahead(kind, target, builder, rng):
     assert list(map(str, check_cases(cases, builder, rng))) == []
 
 
-def test_small_vectors_are_not_fetched_beside_rows():
-    source = source_of(normalization("f32[128,256]", (1,), affine=(1,)))
-    assert source.count("korch::fetch<W>(") == 1
-
-
-def test_squares_to_come_are_fetched(monkeypatch):
-    """From two levels; where a tile reads contiguous memory, from farther ahead."""
-    monkeypatch.setattr("korch.tile.lower.loops.LARGE_ELEMENTS", 0)
-    for text, ahead in (("f32[4,64,1600]", [16, 64]), ("f32[4,1600,64]", [1024])):
-        g = Graph()
-        source = source_of(g.group(g.transpose(g.tensor(text), 0, 2, 1)))
-        starts = re.findall(r"load_across<[^(]*\(.*?, i0 \+ (.*), \d+\);", source)
-        found = re.findall(r"fetch(?:_far)?_across<W>\(i0 \+ (.*), \d+\);", source)
-        assert found == [f"{starts[0]} + {n}" for n in ahead]
-
-
-def written(source: str) -> list[str]:
-    """Return the places that are fetched to be written."""
-    return re.findall(r"fetch_to_write<W>\((.*)\);", source)
+def written(group: Group, variant: str = "", stream_bytes: int = 1 << 30) -> list[list[int]]:
+    """Return for each pass how far ahead lines are fetched to be written."""
+    return [[n for _, _, n in one.written] for one in fetches(group, variant, stream_bytes)]
 
 
 @pytest.mark.parametrize(
@@ -124,39 +96,17 @@ def written(source: str) -> list[str]:
 )
 def test_large_outputs_are_fetched_to_be_written(text, ahead):
     g = Graph()
-    source = source_of(g.group(g.add("abs", [g.tensor(text)])), stream_bytes=1 << 30)
-    (place,) = re.findall(r"korch::store<.*, W>\((o0 .*), x\d+\);", source)
-    assert written(source) == ([f"{place} + {ahead}"] if ahead else [])
+    assert written(g.group(g.add("abs", [g.tensor(text)]))) == [[ahead] if ahead else []]
 
 
 def test_what_goes_past_the_caches_is_not_fetched_to_be_written():
     g = Graph()
-    assert not written(source_of(g.group(g.add("abs", [g.tensor("f32[99999]")]))))
+    assert written(g.group(g.add("abs", [g.tensor("f32[99999]")])), stream_bytes=0) == [[]]
 
 
 def test_the_first_pass_at_the_same_points_fetches_what_is_written():
     """The one that computes exponentials has time; sums go through other loops."""
     group = softmax("f32[128,64,128]", 2)
-    kept = source_of(group, "keep", 1 << 30)
-    (place,) = re.findall(r"korch::store<float, W>\((o0 .*), x\d+\);", kept)
-    assert written(kept) == [place]
-    at = kept.index("fetch_to_write")
-    assert kept.index("op_exp") < at < kept.index("combine_sum") < kept.index("store<float, W>(o0")
-    again = source_of(group, "", 1 << 30)
-    assert written(again) == [f"{place} + 256"]
-
-
-def test_squares_fetch_the_lines_behind_each_row_to_be_written():
-    """And those that are read next; small values stay as they are."""
-    for text, is_fetched, is_long in (
-        ("f32[400,400]", True, True),
-        ("f32[180,180]", False, True),
-        ("f32[16,9999]", True, True),
-        ("f32[9999,16]", True, False),
-    ):
-        g = Graph()
-        source = source_of(g.group(g.transpose(g.tensor(text), 1, 0)), "", 1 << 30)
-        places = re.findall(r"korch::store<float, W>\((o0 .*), x\d+\);", source)
-        assert places
-        assert written(source) == [f"{place} + 16" for place in places if is_fetched], text
-        assert ("fetch_across<W>(" in source) == (is_fetched and is_long), text
+    kept = written(group, "keep")
+    assert [*filter(None, kept)] == [[0]] and not kept[-1]
+    assert written(group)[-1] == [256]

@@ -21,8 +21,8 @@ from korch.tile.llvm.print import print_llvm, refusal
 from korch.tile.lower.staging import Machine
 from tests.provider.onednn_groups import Graph as LinearGraph
 from tests.provider.onednn_groups import conv_group
-from tests.tile.test_cpp import check_specials, spans
 from tests.tile.test_ends import attention
+from tests.tile.test_generated import check_specials, spans
 from tests.tile.tile_groups import FAMILIES, Graph, random_groups
 
 

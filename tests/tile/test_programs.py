@@ -8,14 +8,15 @@ import pytest
 
 from korch.errors import InvalidGraphError
 from korch.primitive.types import DType
+from korch.target import Target
 from korch.tile.check.arithmetic import Float64
 from korch.tile.check.check import check_program
 from korch.tile.check.reference import panel_place, run_program
-from korch.tile.cpp.print import print_cpp
 from korch.tile.ir.bind import bind
 from korch.tile.ir.parse import parse_program
 from korch.tile.ir.program import Buffer, Level, Panels, TileProgram
 from korch.tile.ir.text import format_program
+from korch.tile.llvm.print import print_llvm
 from korch.tile.triton.print import print_triton
 from tests.support.finite_field import PRIME, NotPolynomialError
 from tests.support.tile_field import Field
@@ -394,22 +395,22 @@ def test_a_loop_may_end_early_and_a_pass_leave_points_out():
 
 
 @pytest.mark.parametrize(
-    ("text", "cpp", "triton"),
+    ("text", "llvm", "triton"),
     [
         (PARTS, "passes that leave elements of a vector out can't be printed", "loops that end early can't be printed"),
         (PRODUCT, "m is known at run time only. Bind the parameters first", "m is known at run time only"),
         (TYPES, "the layout of buffer pa can't be printed", "the layout of buffer pa can't be printed"),
         (
             TYPES.replace(" split(2, bf16)", ""),
-            "only split operands are multiplied by matrix units",
+            "a product of numbers that are not split can't be printed",
             "contractions by split can't be printed",
         ),
     ],
 )
-def test_printers_refuse_what_they_do_not_print(text, cpp, triton):
+def test_printers_refuse_what_they_do_not_print(text, llvm, triton):
     program = parse_program(text)
     for refused, message in (
-        (lambda: print_cpp(program, "", 8, 2), cpp),
+        (lambda: print_llvm(program, "", Target()), llvm),
         (lambda: print_triton(program, "", 132), triton),
     ):
         with pytest.raises(InvalidGraphError) as caught:

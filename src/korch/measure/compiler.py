@@ -31,7 +31,6 @@ from korch.system.deadline import Deadline
 from korch.system.files import make_private
 from korch.system.libraries import find_headers
 from korch.system.scratch import scratch_folder
-from korch.target import has_matrix_units
 from korch.tile.llvm.print import MARK
 
 logger = logging.getLogger("korch.measure")
@@ -86,10 +85,6 @@ class Builder:
         # Compilers run in folders of their own.
         self.folder = usable_folder(cache_folder or default_cache_folder()).absolute() / KERNELS
         own = own_flags(self.compiler.version, isa)
-        if isa == "amx" and not has_matrix_units():
-            own = (*own, "-DKORCH_AMX_IN_SOFTWARE")
-        if isa == "avx512_bf16":
-            own = (*own, "-DKORCH_BF16_ON_VECTORS")
         self.flags = (*FLAGS, *own, *ISA_COMPILER_FLAGS[isa], *self.compiler.openmp)
         headers = "".join(p.read_text("utf-8") for p in sorted(NATIVE_FOLDER.iterdir()) if p.is_file())
         stamp = (self.compiler.identity, *self.flags, headers)
@@ -182,15 +177,9 @@ class Builder:
         return self.link([p for p in objects if isinstance(p, Path)], libraries)
 
     def missing_work(self, sources: Iterable[str]) -> float:
-        """Return the work to compile those texts that were not compiled before; the unit is a long kernel.
-
-        Kernels of elementwise operations are short and include one header only.
-        """
+        """Return the work to compile those texts that were not compiled before; the unit is a long text in C++."""
         missing = (source for source in dict.fromkeys(sources) if not self._target(source).exists())
-        return sum(
-            LLVM_WORK if is_llvm(s) else min(1.0, 0.05 + len(s) / 10_000 + (0 if '"korch_tile.h"' in s else 0.6))
-            for s in missing
-        )
+        return sum(LLVM_WORK if is_llvm(s) else min(1.0, 0.65 + len(s) / 10_000) for s in missing)
 
     def _target(self, source: str) -> Path:
         return self.folder / f"{self._key(source, *([llvm_identity()] if is_llvm(source) else []))}.o"

@@ -54,7 +54,7 @@ _AVX512 = (
 _AVX512_VNNI = (*_AVX512, "-mavx512vnni")
 ISA_COMPILER_FLAGS = {
     "amx": _AVX512_VNNI,  # the matrix units are used through assembly
-    "avx512_bf16": _AVX512_VNNI,  # so are the instructions for bfloat16 products
+    "avx512_bf16": (*_AVX512_VNNI, "-mavx512bf16"),
     "avx512_vnni": _AVX512_VNNI,
     "avx512": _AVX512,
     "avx2": ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2"),

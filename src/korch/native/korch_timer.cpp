@@ -5,6 +5,7 @@ extern "C" int omp_get_thread_num(void);
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <time.h>
@@ -13,8 +14,7 @@ extern "C" int omp_get_thread_num(void);
 #include <cpuid.h>
 #endif
 
-#include "korch_amx.h"
-#include "korch_tile.h"
+#include "korch_units.h"
 
 #ifndef KORCH_LANES
 #if defined(__AVX512F__)
@@ -39,7 +39,16 @@ int64_t now_ns() {
   return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
-using Register = korch::Vec<float, KORCH_LANES>;
+typedef float Register __attribute__((vector_size(4 * KORCH_LANES)));
+
+inline Register load(const float* at) {
+  Register x;
+  memcpy(&x, at, sizeof(x));
+  return x;
+}
+inline void store(float* at, Register x) { memcpy(at, &x, sizeof(x)); }
+inline Register splat(float x) { return Register{} + x; }
+
 constexpr int64_t BLOCK = 8 * KORCH_LANES;        // elements that one iteration of a loop accesses
 constexpr int64_t CHUNK_BYTES = 8 << 20;          // much longer than the clock resolution, shorter than a time slice
 constexpr int64_t HUGE_PAGE = 2 << 20;
@@ -314,7 +323,7 @@ double korch_pass_rate(int64_t bytes, int threads, int64_t chunks, int64_t chunk
   return memory_rate(bytes, threads, chunks, chunk_bytes, [](const float* at, int64_t count) {
     Register sums[8] = {};
     for (int64_t i = 0; i < count; i += BLOCK) {
-      for (int u = 0; u < 8; ++u) sums[u] += korch::load<float, KORCH_LANES>(at + i + KORCH_LANES * u);
+      for (int u = 0; u < 8; ++u) sums[u] += load(at + i + KORCH_LANES * u);
     }
     for (int u = 1; u < 8; ++u) sums[0] += sums[u];
     asm volatile("" : KORCH_REGISTER(sums[0]) : : "memory");
@@ -327,9 +336,9 @@ double korch_read_rate(int64_t bytes, int threads, int64_t chunks) {
 
 double korch_write_rate(int64_t bytes, int threads, int64_t chunks) {
   return memory_rate(bytes, threads, chunks, CHUNK_BYTES, [](float* at, int64_t count) {
-    const Register one = korch::splat<float, KORCH_LANES>(1.0f);
+    const Register one = splat(1.0f);
     for (int64_t i = 0; i < count; i += BLOCK) {
-      for (int u = 0; u < 8; ++u) korch::store<float, KORCH_LANES>(at + i + KORCH_LANES * u, one);
+      for (int u = 0; u < 8; ++u) store(at + i + KORCH_LANES * u, one);
     }
     asm volatile("" : : "r"(at) : "memory");
   });
@@ -338,7 +347,7 @@ double korch_write_rate(int64_t bytes, int threads, int64_t chunks) {
 double korch_stream_rate(int64_t bytes, int threads, int64_t chunks) {
 #if defined(__AVX__)
   return memory_rate(bytes, threads, chunks, CHUNK_BYTES, [](float* at, int64_t count) {
-    const Register one = korch::splat<float, KORCH_LANES>(1.0f);
+    const Register one = splat(1.0f);
     for (int64_t i = 0; i < count; i += KORCH_LANES) {
       asm volatile("vmovntps %1, %0" : "=m"(*reinterpret_cast<Register*>(at + i)) : "v"(one));
     }
@@ -355,7 +364,7 @@ double korch_flop_rate(int threads, int64_t chunks, int64_t repeats) {
   const double work = 2.0 * KORCH_LANES * 12 * repeats;
   return summed_rate(threads, chunks, work, [=](int) {
     return [=]() {
-      const V b = korch::splat<float, KORCH_LANES>(0.999f);
+      const V b = splat(0.999f);
       V a0 = b, a1 = b, a2 = b, a3 = b, a4 = b, a5 = b;
       V a6 = b, a7 = b, a8 = b, a9 = b, a10 = b, a11 = b;
       for (int64_t r = 0; r < repeats; ++r) {
@@ -379,43 +388,40 @@ double korch_flop_rate(int threads, int64_t chunks, int64_t repeats) {
 }
 
 // Operations per second of float32 products computed by bfloat16 components: one such product takes six of components.
-#ifdef KORCH_BF16_ON_VECTORS
+#if defined(__AVX512BF16__)
 double korch_split_rate(int threads, int64_t chunks, int64_t repeats) {
-  using korch_amx::Bits, korch_amx::Floats;
   constexpr int SUMS = 12;
   const double work = 2.0 * SUMS * 32 / 6 * repeats;
   return summed_rate(threads, chunks, work, [=](int) {
     return [=]() {
-      Floats sum[SUMS] = {};
+      Register sum[SUMS] = {};
       for (int64_t r = 0; r < repeats; ++r)
 #pragma GCC unroll 12
-        for (Floats& each : sum) {
-          asm volatile("vdpbf16ps %1, %1, %0" : "+v"(each) : "v"(Bits{}));
+        for (Register& each : sum) {
+          asm volatile("vdpbf16ps %1, %1, %0" : "+v"(each) : "v"(Register{}));
         }
     };
   });
 }
-#else
+#elif defined(__x86_64__)
 double korch_split_rate(int threads, int64_t chunks, int64_t repeats) {
-  if (!korch_amx::is_ready()) return 0;
+  if (!korch::may_use_matrix_units()) return 0;
   const double work = 2.0 * 4 * 16 * 16 * 32 / 6 * repeats;
   return summed_rate(threads, chunks, work, [=](int) {
     return [=]() {
-      korch_amx::begin();
-      KORCH_TILE_ZERO(4);
-      KORCH_TILE_ZERO(5);
-      KORCH_TILE_ZERO(6);
-      KORCH_TILE_ZERO(7);
-      for (int64_t r = 0; r < repeats; ++r) {
-        KORCH_TILE_DOT(0, 4, 6);
-        KORCH_TILE_DOT(1, 4, 7);
-        KORCH_TILE_DOT(2, 5, 6);
-        KORCH_TILE_DOT(3, 5, 7);
-      }
-      korch_amx::end();
+      alignas(64) uint8_t tiles[64] = {1};  // the palette; then the bytes of a row and the rows of each register
+      for (int n = 0; n < 8; ++n) tiles[16 + 2 * n] = 64, tiles[48 + n] = 16;
+      asm volatile("ldtilecfg %0\n\ttilezero %%tmm4\n\ttilezero %%tmm5\n\ttilezero %%tmm6\n\ttilezero %%tmm7" : : "m"(tiles));
+      for (int64_t r = 0; r < repeats; ++r)
+        asm volatile(
+            "tdpbf16ps %%tmm6, %%tmm4, %%tmm0\n\ttdpbf16ps %%tmm7, %%tmm4, %%tmm1\n\t"
+            "tdpbf16ps %%tmm6, %%tmm5, %%tmm2\n\ttdpbf16ps %%tmm7, %%tmm5, %%tmm3" : :);
+      asm volatile("tilerelease" : :);
     };
   });
 }
+#else
+double korch_split_rate(int, int64_t, int64_t) { return 0; }
 #endif
 
 // The least time of an empty parallel region in nanoseconds, of those that begin within limit_ns: on a busy machine, a

@@ -11,7 +11,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
 
-_TILE = ("tile/ir", "tile/check", "tile/lower", "tile/analysis", "tile/cpp", "tile/llvm", "tile/triton")
+_TILE = ("tile/ir", "tile/check", "tile/lower", "tile/analysis", "tile/llvm", "tile/triton")
 SHARED = ("provider", "schedule", *_TILE, "native", "measure/toolchain.py", "ranges/live.py")
 """Files and folders that all providers depend on: this folder's modules, schedules, printers, headers, flags."""
 

@@ -11,9 +11,9 @@ from korch.primitive.types import row_major_strides
 from korch.provider.opaque import attributes_of, node_of
 from korch.schedule.blocks import cut, flat
 from korch.target import Target
-from korch.tile.cpp.text import C_TYPE
 from korch.tile.ir.index import ZERO, Expr, add, scale, var
 from korch.tile.ir.program import At, Axis, Buffer, Level, Load, Loop, Pass, Stage, Store, TileProgram
+from korch.tile.llvm.arithmetic import KIND
 from korch.tile.lower.staging import Machine
 
 COLUMNS = 1024
@@ -28,7 +28,7 @@ def offer_elements(group: Group, _target: Target) -> tuple[Offer, ...] | Refusal
     if any(value not in group.position for value in group.body.primitives[0].inputs):
         return Refusal("the elements or the indices are constants")
     types = (*group.input_types, *group.output_types)
-    if any(type_.dtype not in C_TYPE for type_ in types) or not all(type_.size for type_ in types):
+    if any(type_.dtype not in KIND for type_ in types) or not all(type_.size for type_ in types):
         return Refusal("there are no elements, or of a type that is not generated")
     return (Offer(*group.plain_layouts),)
 

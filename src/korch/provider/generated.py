@@ -1,6 +1,6 @@
 """Kernels that Korch generates itself: for groups without linear and opaque primitives, and for operators of `WHOLE`.
 
-The group is lowered to a tile program and printed as C++.
+The group is lowered to a tile program and printed as LLVM IR.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from korch.provider.running import offer_running, running_program
 from korch.provider.tile_kernel import kernel_of
 from korch.provider.top import offer_top, top_program
 from korch.target import Target
-from korch.tile.cpp.text import C_TYPE
 from korch.tile.ir.growth import TextLimitError, grows_too_large
 from korch.tile.ir.program import TileProgram
+from korch.tile.llvm.arithmetic import KIND
 from korch.tile.lower.lower import lower
 from korch.tile.lower.staging import Machine, kept_values
 
@@ -71,7 +71,7 @@ class GeneratedProvider:
             if primitive.row.category in (Category.LINEAR, Category.OPAQUE):
                 return Refusal(f"{primitive.op} is not generated")
         for type_ in group.body.types:
-            if type_.dtype not in C_TYPE:
+            if type_.dtype not in KIND:
                 return Refusal(f"elements of type {type_.dtype.value} are not generated")
         if grows_too_large(group.body):
             return Refusal("its text would be too long")

@@ -1,4 +1,4 @@
-"""Sizes of matrix products on matrix units (AMX); they match `native/korch_amx.h`."""
+"""Sizes of matrix products on matrix units (AMX); they match `tile/llvm/component_tiles.py`."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Threading(Enum):
 class Kernel:
     """Source code that runs a candidate.
 
-    The source is a C++20 translation unit that exports, with C linkage, for its symbol NAME:
+    The source is LLVM IR, or a C++20 translation unit, that exports, with C linkage, for its symbol NAME:
 
         void* NAME_create(int threads, char* error, size_t error_size);  // only with has_state
         int NAME_run(void* state, void* const* buffers);                 // 0 is success

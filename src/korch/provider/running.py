@@ -21,7 +21,6 @@ from korch.provider.opaque import attributes_of, node_of
 from korch.schedule.blocks import arranged, cut, flat
 from korch.system.alignment import ceil_div, round_up
 from korch.target import Target
-from korch.tile.cpp.text import C_TYPE
 from korch.tile.ir.index import ZERO, Expr, Ranges, add, constant, scale, var
 from korch.tile.ir.program import (
     Accumulate,
@@ -41,6 +40,7 @@ from korch.tile.ir.program import (
     TileOp,
     TileProgram,
 )
+from korch.tile.llvm.arithmetic import KIND
 from korch.tile.lower.loops import LINE_ELEMENTS, PAGE_ELEMENTS, TASK_POINTS
 from korch.tile.lower.staging import Machine
 
@@ -128,7 +128,7 @@ def offer_running(group: Group, target: Target) -> tuple[Offer, ...] | Refusal:
     if data not in group.position or axis not in group.body.constants:
         return Refusal("the elements are constants, or the axis is none")
     type_ = group.body.types[data]
-    if type_.dtype not in C_TYPE or not type_.size:
+    if type_.dtype not in KIND or not type_.size:
         return Refusal("there are no elements, or of a type that is not generated")
     offer = Offer(*group.plain_layouts)
     is_cut = len(running_program(group, Machine.of(target)).stages) == 2

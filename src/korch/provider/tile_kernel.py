@@ -13,10 +13,9 @@ from korch.ranges.live import Count
 from korch.target import Target
 from korch.tile.analysis.shares import by_rows, shares_of
 from korch.tile.check.check import check_program
-from korch.tile.cpp.print import PrintedCpp, print_cpp
 from korch.tile.ir.parameters import PART, by_outer, parametric
 from korch.tile.ir.program import TileProgram
-from korch.tile.llvm.print import PrintedLlvm, print_llvm, refusal
+from korch.tile.llvm.print import PrintedLlvm, print_llvm
 
 logger = logging.getLogger("korch.provider")
 
@@ -55,11 +54,7 @@ def kernel_of(
     text = comment_of(group, offer) + remark
     if counts is None:
         program, counts = in_parameters(program)
-    printed: PrintedLlvm | PrintedCpp
-    if not refusal(program, target):
-        printed = print_llvm(program, text, target, stream_bytes, counts)
-    else:
-        printed = print_cpp(program, text, target.lanes, target.threads, stream_bytes, counts)
+    printed = print_llvm(program, text, target, stream_bytes, counts)
     return replace(printed_kernel(program, printed), counts=tuple(counts.items()))
 
 
@@ -78,7 +73,7 @@ def in_parameters(program: TileProgram) -> tuple[TileProgram, Mapping[str, Count
     return made, counts
 
 
-def printed_kernel(program: TileProgram, printed: PrintedCpp | PrintedLlvm) -> Kernel:
+def printed_kernel(program: TileProgram, printed: PrintedLlvm) -> Kernel:
     """Check a program that has already been printed, and return its kernel.
 
     Raises:
@@ -92,7 +87,7 @@ def printed_kernel(program: TileProgram, printed: PrintedCpp | PrintedLlvm) -> K
         threading=Threading.TEAM if printed.is_parallel else Threading.CALLER,
         program=program,
         thread_bytes=printed.thread_bytes,
-        units=printed.units if isinstance(printed, PrintedLlvm) else (),
+        units=printed.units,
     )
 
 

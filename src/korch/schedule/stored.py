@@ -17,7 +17,6 @@ from korch.primitive.ops.stored import StoredAttributes
 from korch.primitive.types import DType
 from korch.schedule.blocks import Blocked, cut, direct, fill, flat, spaced, store
 from korch.schedule.contraction import Layouts, NotFusedError, extent, matmul_axes
-from korch.tile.cpp.reduce import SHORT_REDUCTION
 from korch.tile.ir.index import Expr, add, quotient, scale, var
 from korch.tile.ir.program import (
     Accumulate,
@@ -37,6 +36,7 @@ from korch.tile.ir.program import (
     Store,
     TileProgram,
 )
+from korch.tile.llvm.reduce import SHORT_REDUCTION
 from korch.tile.lower.emit import Emitter
 from korch.tile.lower.loops import arrange, grid_for
 from korch.tile.lower.staging import Machine

@@ -22,8 +22,8 @@ from korch.schedule.stored import FEW_ROWS, Stored, blocking_of, strips
 from korch.system.alignment import ceil_div, round_up
 from korch.target import Target
 from korch.tile.analysis.registers import FEW_REGISTERS, REGISTERS
-from korch.tile.cpp.split_operands import MOST_FACTOR_ROWS
 from korch.tile.ir.program import TileProgram
+from korch.tile.llvm.component_tiles import MOST_FACTOR_ROWS
 from korch.tile.lower.staging import Machine
 
 STORED = "matmul_stored"

@@ -336,7 +336,7 @@ def turning_point(expr: Expr, limit: int, name: str) -> set[int]:
 def _split(expr: Expr, divisor: int, ranges: Ranges) -> tuple[Expr, Expr]:
     """Return a and b, b not negative, with expr = a*divisor + b.
 
-    C++ rounds quotients towards 0, so a dividend must never be negative, not even if a constant that
+    Printed divisions round towards 0, so a dividend must never be negative, not even if a constant that
     was split off would compensate for it.
     """
     whole = Expr(expr.constant // divisor, tuple((a, c // divisor) for a, c in expr.terms if c % divisor == 0))

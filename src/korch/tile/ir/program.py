@@ -8,8 +8,8 @@ level TILE, private to a task; they stay in registers or in a core's cache, in t
 three levels correspond to Mirage's kernel, block and thread graphs. A size may be an expression in *parameters*,
 integers that are known at run time only; `korch.tile.ir.bind` replaces them by numbers.
 
-Two printers generate code from it, C++ (`korch.tile.cpp`) and Triton (`korch.tile.triton`); for tests,
-`korch.tile.check.reference` interprets it. The printers take programs of known sizes; the C++ printer also
+Two printers generate code from it, LLVM IR (`korch.tile.llvm`) and Triton (`korch.tile.triton`); for tests,
+`korch.tile.check.reference` interprets it. The printers take programs of known sizes; that for LLVM IR also
 takes programs with loops that end at parameters (`korch.tile.ir.parameters`).
 """
 

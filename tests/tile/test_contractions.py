@@ -15,7 +15,8 @@ from korch.primitive.graph import GraphBuilder
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes
 from korch.primitive.types import DType, ValueType
-from korch.provider.provider import Kernel, Threading
+from korch.provider.provider import Kernel
+from korch.provider.tile_kernel import printed_kernel
 from korch.target import LANES, Target
 from korch.testing.kernels import compare, load_kernels, run_kernel
 from korch.testing.samples import random_arrays
@@ -23,7 +24,6 @@ from korch.tile.analysis.stages import LARGEST_ARRAY_BYTES, SERIAL_POINTS
 from korch.tile.check.arithmetic import Float64
 from korch.tile.check.check import check_program
 from korch.tile.check.reference import run_program
-from korch.tile.cpp.print import print_cpp
 from korch.tile.ir.index import constant, quotient, var
 from korch.tile.ir.program import (
     At,
@@ -39,6 +39,7 @@ from korch.tile.ir.program import (
     Store,
     TileProgram,
 )
+from korch.tile.llvm.print import print_llvm, refusal
 from korch.tile.lower.staging import Machine
 from tests.support.blocked_products import products
 
@@ -97,10 +98,8 @@ def kernels_of(group: Group, target: Target, most: int) -> tuple[Offer, list[Ker
     found = []
     programs = products(group, group.body.linear[0], layouts, Machine.of(target))
     for program in programs[:: max(1, len(programs) // most) | 1]:
-        printed = print_cpp(program, "", target.lanes, target.threads)
-        threading = Threading.TEAM if printed.is_parallel else Threading.CALLER
-        kernel = Kernel(printed.symbol, printed.source, workspace_bytes=printed.workspace_bytes, threading=threading)
-        found.append(kernel)
+        if not refusal(program, target):
+            found.append(printed_kernel(program, print_llvm(program, "", target)))
     assert found
     return Offer(*layouts), found
 
@@ -145,12 +144,12 @@ def test_large_tiles_are_in_the_workspace_of_each_thread():
     layouts = tuple(tuple(Layout.plain(t.rank) for t in types) for types in (group.input_types, group.output_types))
     for program in products(group, group.body.linear[0], layouts, Machine(16, 2)):
         assert sum(stage.work for stage in program.stages) >= SERIAL_POINTS
-        printed = [print_cpp(program, "", 16, threads) for threads in (1, 2, 3)]
+        targets = [Target(isa="avx512", lanes=16, threads=threads) for threads in (1, 2, 3)]
+        printed = [print_llvm(program, "", target) for target in targets]
         large = [b.size * 4 for b in program.buffers if b.level.value == "tile" and b.size * 4 > LARGEST_ARRAY_BYTES]
         for threads, one in enumerate(printed, 1):
             assert one.workspace_bytes == threads * sum(-(-size // 64) * 64 for size in large)
-            assert (f"run_region({threads}, " in one.source) == bool(large and threads > 1)
-        assert all(f" {b.name}[{b.size}]" not in printed[0].source for b in program.buffers if b.size * 4 in large)
+            assert (f"@korch_region(i32 {threads}, " in one.source) == bool(large and threads > 1)
 
 
 def with_contraction(steps: Sequence[Step], **changes: object) -> tuple[Step, ...]:
@@ -173,7 +172,7 @@ def refusals(name: str, **changes: object) -> set[str]:
         (stage,) = program.stages
         stages = (replace(stage, steps=with_contraction(stage.steps, **changes)),)
         try:
-            print_cpp(replace(program, stages=stages), "", 16, 1)
+            print_llvm(replace(program, stages=stages), "", Target(isa="avx512", lanes=16))
         except InvalidGraphError as error:
             found.add(str(error))
     return found
@@ -199,10 +198,7 @@ def test_sums_are_rescaled(name, target, builder, rng):
     found = products(group, group.body.linear[0], layouts, Machine.of(target))
     program = rescaled(found[len(found) // 2])
     assert check_program(program) == ()
-    printed = print_cpp(program, "", target.lanes, target.threads)
-    assert "korch::Rescaled<" in printed.source
-    threading = Threading.TEAM if printed.is_parallel else Threading.CALLER
-    kernel = Kernel(printed.symbol, printed.source, workspace_bytes=printed.workspace_bytes, threading=threading)
+    kernel = printed_kernel(program, print_llvm(program, "", target))
     inputs = random_arrays(rng, group.input_types)
     (result,) = run_kernel(kernel, group, Offer(*layouts), inputs, builder)
     (expected,) = run_program(program, [array.reshape(-1) for array in inputs], 0, Float64())
@@ -212,7 +208,7 @@ def test_sums_are_rescaled(name, target, builder, rng):
 def test_what_is_not_printed_is_refused():
     assert refusals("odd") == set()
     (text,) = refusals("odd", product=Product.SPLIT)
-    assert "only split operands are multiplied by matrix units" in text
+    assert "a product of numbers that are not split" in text
     (text,) = refusals("odd", product=Product.TF32)
     assert "contractions by tf32 can't be printed" in text
     (text,) = refusals("odd", rescale=At("t", var("j")))

@@ -16,9 +16,9 @@ from korch.testing.samples import random_arrays
 from korch.tile.check.arithmetic import Float64
 from korch.tile.check.check import check_program
 from korch.tile.check.reference import run_program
-from korch.tile.cpp.print import print_cpp
 from korch.tile.ir.index import add, scale, var
 from korch.tile.ir.program import Accumulate, Axis, Buffer, Level, Load, Pass, Stage, TileProgram
+from korch.tile.llvm.print import print_llvm
 from tests.provider.onednn_groups import Graph
 
 TILE, TILES = 21, 3
@@ -51,8 +51,8 @@ def test_tiles_end_early(name: str, size: int, target: Target, builder: Builder,
     kept = [Axis(name, n) for n in (1, 5, 8, 37)]
     programs = [reduction(axis, size, vector) for axis, vector in itertools.product(kept, (name, "r"))]
     assert all(check_program(program) == () for program in programs)
-    printed = [print_cpp(program, "", target.lanes, target.threads) for program in programs]
-    kernels = [Kernel(one.symbol, one.source) for one in printed]
+    printed = [print_llvm(program, "", target) for program in programs]
+    kernels = [Kernel(one.symbol, one.source, units=one.units) for one in printed]
     library = load_kernels(kernels, builder)
     for program, kernel in zip(programs, kernels, strict=True):
         group = sizes(program.buffers[1].size)

@@ -1,1 +1,0 @@
-"""Tile program -> C++. Read `print.py`, then `steps.py`."""
