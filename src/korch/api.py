@@ -27,7 +27,7 @@ from korch.pipeline import Progress, Watch, optimize_model
 from korch.pipeline.assumed import assumed, binding_text, fixed
 from korch.pipeline.ranges import optimize_ranges
 from korch.pipeline.source import onnx_source
-from korch.ranges.binding import Bound, static
+from korch.ranges.binding import Bound, is_open, static
 from korch.report.progress import shown
 from korch.runtime import shaped
 from korch.runtime.combine import combine
@@ -255,7 +255,8 @@ def build(
         require_device(options.target)
     deadline = deadline or Deadline.after(options.budget_s, time.monotonic())
     try:
-        return _build(source, options, bindings, progress, deadline, watch)
+        if len(bindings) > 1 or not is_open(bindings[0]):
+            return _build(source, options, bindings, progress, deadline, watch)
     except UnknownSizeError:
         if len(bindings) > 1:
             raise
@@ -273,6 +274,8 @@ def _build_assumed(
     """Optimize a model for ranges of the sizes that the binding leaves open, or else for one size of each."""
     sizes = assumed(read_model(source).declared, binding)
     try:
+        if not sizes:
+            return _build(source, options, [binding], progress, deadline, watch)
         if not options.is_cuda:
             logger.warning("sizes that are not given are assumed; to change them: %s", binding_text(sizes))
             return _build(source, options, [{**binding, **sizes}], progress, deadline, watch)

@@ -60,6 +60,15 @@ def test_a_dimension_takes_the_size_of_another(cache_folder: Path) -> None:
         run(np.zeros((3, 4), np.float32))
 
 
+def test_a_dimension_may_take_an_assumed_size(cache_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert parse_bindings(["w=h"]) == [{"w": ("h",)}]
+    run = korch.optimize(model("float[h, w] x", "y = Relu (x)"), shapes={"w": "h"}, cache_folder=cache_folder, **QUICK)
+    assert "sizes that are not given are assumed; to change them: --shape h=1..128" in caplog.messages
+    np.testing.assert_array_equal(run(np.ones((7, 7), np.float32))[0], np.ones((7, 7)))
+    with pytest.raises(OptionError, match="'w' is to have the size of 'q', which has none"):
+        korch.optimize(model("float[h, w] x", "y = Relu (x)"), shapes={"h": 4, "w": "q"}, **QUICK)
+
+
 @pytest.mark.parametrize("texts", [["w=h", "h=w"], ["w=h", "h=1x3"]])
 def test_a_dimension_that_gives_no_size_is_refused(texts: list[str]) -> None:
     with pytest.raises(OptionError, match="'w' is to have the size of '2', which has none"):

@@ -61,6 +61,18 @@ def test_of_maps_that_are_joined_the_places_of_a_size_are_needed() -> None:
     assert convolved.count({2: quarter, 3: quarter}) == 2
 
 
+def test_windows_need_the_rows_that_they_read() -> None:
+    """The second convolution reads one row of zeros behind the pooled rows."""
+    nodes = """{ a = Conv <pads = [1, 1, 1, 1]> (x, m) b = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (a)
+    y = Conv <pads = [1, 1, 1, 1]> (b, m) }"""
+    whole = masked_model(model_of("float[1, 4, h, 8] x | m 4 4 3 3", nodes), {"h": (range(8, 33, 8),)})
+    graph, found = whole.graph, found_needs(whole)
+    pooled = frozenset((extent(0, 4),))
+    assert by_op(graph, found, "conv") == [{2: frozenset((extent(0, 8),))}, {2: pooled}]
+    assert by_op(graph, found, "pool_max") == [{2: pooled}]
+    assert by_op(graph, found, "where") == [{2: frozenset((extent(0, 4).then(1),))}]
+
+
 def test_what_is_not_needed_does_not_reach_the_outputs() -> None:
     """Each value, with NaN where it is not needed, gives the same outputs."""
     for source, shapes in (

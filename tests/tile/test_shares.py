@@ -54,6 +54,14 @@ def live(stage: Stage) -> tuple[Stage, TileProgram]:
     return program.stages[0], program
 
 
+def test_an_axis_that_ends_with_the_coordinates_is_not_shared() -> None:
+    """Otherwise a thread would compute as many columns as it has rows."""
+    (copy,) = rows_of().steps
+    square = replace(copy, axes=(copy.axes[0], Axis("j", 30, ragged=("one", COUNTED))))
+    stage, program = live(replace(rows_of(), steps=(square,)))
+    assert shares_of(stage, program.parameter_ranges) is None
+
+
 def test_what_a_coordinate_moves_buffers_on() -> None:
     stage, program = live(rows_of())
     assert shares_of(stage, program.parameter_ranges) == Shares(LIVE, 8, 1, {"i0": 4, "o0": 4}, "g")

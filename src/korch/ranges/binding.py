@@ -53,6 +53,11 @@ def binding_of(shapes: Mapping[str, Sequence[Bound]], sizes: Sizes) -> dict[str,
     return found
 
 
+def is_open(shapes: Mapping[str, Sequence[Bound]]) -> bool:
+    """Return whether a dimension is to have the size of one that is not given."""
+    return not shapes.keys() >= {other for shape in shapes.values() if (other := _other(shape)) is not None}
+
+
 def _other(shape: Sequence[Bound]) -> str | None:
     """Return the name of the dimension that gives a dimension its size, if there is one."""
     return shape[0] if len(shape) == 1 and isinstance(shape[0], str) else None

@@ -23,7 +23,7 @@ from korch.primitive.ops.layout import (
     TransposeAttributes,
 )
 from korch.primitive.ops.linear import ConvAttributes
-from korch.primitive.ops.reduce import ReduceAttributes, window_extent
+from korch.primitive.ops.reduce import PoolAttributes, ReduceAttributes, window_extent
 from korch.primitive.ops.winograd import WinogradAttributes
 from korch.ranges.form import Extent, Form, Hidden, Rows, prefix
 from korch.ranges.live import count_of, live, whole_groups
@@ -175,10 +175,13 @@ def of_operand(graph: PrimitiveGraph, primitive: Primitive, k: int, need: Need, 
             return {**need, **cut}
         case ConvAttributes():
             kernel = graph.types[primitive.inputs[1]].shape[2:]
-            return _convolved(before, after, kernel, primitive.attributes, need) if k == 0 else {}
+            return _convolved(before, kernel, primitive.attributes, need) if k == 0 else {}
         case WinogradAttributes(_, begin, end):
             conv = ConvAttributes((1, 1), begin, end, (1, 1))
-            return _convolved(before, after, (3, 3), conv, need) if k == 0 else {}
+            return _convolved(before, (3, 3), conv, need) if k == 0 else {}
+        case PoolAttributes(kernel):
+            outer = {axis: extents for axis, extents in need.items() if axis < len(before) - len(kernel)}
+            return {**outer, **_convolved(before, kernel, primitive.attributes, need)}
     match primitive.op:
         case "reshape":
             return before_reshape(before, after, need)
@@ -194,15 +197,15 @@ def of_operand(graph: PrimitiveGraph, primitive: Primitive, k: int, need: Need, 
 
 
 def _convolved(
-    before: tuple[int, ...], after: tuple[int, ...], kernel: tuple[int, ...], conv: ConvAttributes, need: Need
+    before: tuple[int, ...], kernel: tuple[int, ...], moves: ConvAttributes | PoolAttributes, need: Need
 ) -> Need:
-    """Return which elements of a convolution's data are needed; along axes with pads at the end, masks determine it."""
-    found = {axis: extents for axis, extents in need.items() if axis == 0}
+    """Return which elements of the data of windows are needed; with pads at the end, it may have fewer than these."""
+    found = {axis: extents for axis, extents in need.items() if axis == 0 and len(kernel) < len(before)}
     for i, size in enumerate(kernel):
-        axis, stride = i + 2, conv.strides[i]
-        more = window_extent(size, conv.dilations[i]) - stride - conv.pads_begin[i]
+        axis, stride = i + len(before) - len(kernel), moves.strides[i]
+        more = window_extent(size, moves.dilations[i]) - stride - moves.pads_begin[i]
         repeated = [extent.repeated(stride) for extent in whole_groups(need.get(axis, ()))]
-        if repeated and None not in repeated and after[axis] * stride + more <= before[axis]:
+        if repeated and None not in repeated:
             found[axis] = frozenset(extent.then(more) for extent in repeated if extent is not None)
     return found
 

@@ -111,7 +111,7 @@ class SplitWindows(Blocked):
         down, across = self.down, self.across
         gy, y = cut(down.side.out, min(blocking.rows, down.side.out), ("gy", "y"))
         gj, j = cut(self.results, min(blocking.channels, self.results), ("gj", "j"))
-        x = Axis("x", across.side.out)
+        x = Axis("x", int(across.side.out))  # rows of components follow each other in memory
         taps = (Axis("t0", down.side.window, True), Axis("t1", across.side.window, True))
         terms, grid = (*taps, Axis("c", self.channels, True)), (Axis("n", self.images), gj, gy)
         axes = (*grid, y, x, j, *terms)

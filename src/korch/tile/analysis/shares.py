@@ -113,6 +113,10 @@ def shares_of(stage: Stage, parameters: Ranges) -> Shares | None:
     names = [name for name in parameters if end == var(name)]
     if not names or tasks.size != parts_of(end, most, parameters):
         return None
+    others = [axis.ragged[1] for axis in axes - inner if axis.ragged is not None]
+    guarded = [guard.expr for _, leaf in stage.leaves for guard in _guards(leaf)]
+    if any(names[0] in expr.variables for expr in (*others, *guarded) if isinstance(expr, Expr)):
+        return None  # a share's end would also end another axis
     steps = _steps(stage, tasks.name, {axis.name for axis in inner}, most, is_by_rows=PART in parameters)
     return Shares(names[0], most, _unit(stage), steps, tasks.name) if steps else None
 
