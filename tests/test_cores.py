@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from korch.measure.compiler import NATIVE_FOLDER
-from korch.measure.toolchain import find_compiler
 from korch.system import cores
 from korch.system.cores import SHORT_SLICE_NS, machine_cores, short_slices, slowness, usable_cores
+from korch.system.native import runtime
 
 V1 = "3:cpuset:/\n2:cpu,cpuacct:/box\n1:name=systemd:/\n0::/\n"
 
@@ -102,19 +100,10 @@ def test_work_takes_longer_beside_threads_that_need_the_same_cores(
 
 def test_the_runtime_sees_the_same_quotas(tmp_path: Path) -> None:
     """Threads of a plan spin if each has a core within the quota."""
-    roots = [str(written(tmp_path / str(i), files)) for i, (files, _) in enumerate(QUOTAS)]
-    source = tmp_path / "cores.cpp"
-    source.write_text(
-        '#include "korch_wait.h"\n#include <stdlib.h>\nint main(int count, char** roots) {\n'
-        '  for (int i = 1; i < count; ++i) printf("%d ", korch::quota_cores(roots[i], 64));\n'
-        '  printf("%d\\n", korch::cores <= omp_get_num_procs());\n}\n'
-    )
-    compiler, headers = find_compiler(), NATIVE_FOLDER
-    program = [str(tmp_path / "cores")]
-    flags = ["-std=c++20", "-Wall", "-Wextra", "-Werror", f"-I{headers}", str(source), "-o", *program]
-    subprocess.run([*compiler.command, *compiler.openmp, *flags], check=True)
-    printed = subprocess.run([*program, *roots], check=True, stdout=subprocess.PIPE, text=True).stdout
-    assert list(map(int, printed.split())) == [*(cores for _, cores in QUOTAS), 1]
+    for i, (files, expected) in enumerate(QUOTAS):
+        root = written(tmp_path / str(i), files)
+        assert runtime().korch_quota_cores(str(root).encode(), 64) == expected
+    assert runtime().korch_set_threads(1) <= len(os.sched_getaffinity(0))
 
 
 def test_a_machine_has_no_fewer_cores_than_a_process_may_use() -> None:

@@ -23,13 +23,13 @@ from korch.candidate.candidate import Refusal, make_group
 from korch.cli.flags import RENAMED
 from korch.cli.parser import make_parser
 from korch.errors import KorchError
-from korch.measure.toolchain import find_compiler
 from korch.options import flagged_fields
 from korch.primitive.graph import GraphBuilder
 from korch.primitive.types import ValueType
 from korch.provider.provider import load_providers
 from korch.runtime.unpack import unpack
 from korch.testing.kernels import check_offers
+from tests.support.c_code import COMPILER
 from tests.support.models import parsed
 
 ROOT = Path(__file__).parent.parent
@@ -304,8 +304,9 @@ def test_the_c_program_of_the_documentation_computes_what_python_does(
     brought = unpack(tmp_path / "model.korch", folder).brought
     assert model is network or brought == ("libonnxruntime.so.1",)
     (tmp_path / "run.c").write_text(program)
-    compiler = [*find_compiler().command, "-x", "c", "-Wall", "-Wextra", "-Werror"]
-    subprocess.run([*compiler, f"-I{folder}", "run.c", "-o", "run", "-ldl"], cwd=tmp_path, check=True)
+    link = [f"-L{folder}", "-lkorch_runtime", "-Wl,-rpath,$ORIGIN/folder"]
+    command = [*COMPILER, "-Wall", "-Wextra", "-Werror", f"-I{folder}", "run.c", "-o", "run", *link]
+    subprocess.run(command, cwd=tmp_path, check=True)
     given = rng.random(executable.get_inputs()[0].shape, np.float32)
     given.tofile(tmp_path / "x.f32")
 
@@ -313,16 +314,16 @@ def test_the_c_program_of_the_documentation_computes_what_python_does(
         # No environment: all that it needs lies in the folder.
         return subprocess.run([tmp_path / "run", *arguments], env={}, capture_output=True, text=True, check=False)
 
-    files = (folder / "library.so", folder / "weights.bin")
-    done = run(*files, tmp_path / "x.f32")
+    done = run(folder, tmp_path / "x.f32")
     assert (done.returncode, done.stderr) == (0, "")
     (expected,) = executable(given)
     np.testing.assert_array_equal(np.array(done.stdout.split(), np.float32), expected.ravel())
     name = executable.get_inputs()[0].name
     for wrong, text in (
-        ((*files, tmp_path / "run.c"), f"{name} needs {given.nbytes} bytes\n"),
-        ((files[0], tmp_path / "none", tmp_path / "x.f32"), f"can't read {tmp_path / 'none'}\n"),
-        (files, f"usage: {tmp_path / 'run'} LIBRARY.so WEIGHTS.bin INPUT.f32\n"),
+        ((folder, tmp_path / "run.c"), f"{name} needs {given.nbytes} bytes\n"),
+        ((tmp_path / "none", tmp_path / "x.f32"), f"{tmp_path / 'none'} has no kernels for this CPU\n"),
+        ((folder, tmp_path / "none"), f"can't read {tmp_path / 'none'}\n"),
+        ((folder,), f"usage: {tmp_path / 'run'} FOLDER INPUT.f32\n"),
     ):
         done = run(*wrong)
         assert (done.returncode, done.stdout, done.stderr) == (1, "", text)

@@ -16,6 +16,7 @@ import pytest
 
 from korch.provider.provider import load_providers
 from korch.system.extras import DISTRIBUTION, install_command
+from korch.system.native import runtime_path
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -129,8 +130,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     copy = folder / "checkout"
     copy.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
+    runtime_path()  # is there, so that the wheel only has to take it
     skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
     shutil.copytree(ROOT / "src", copy / "src", ignore=skip)
     (copy / BUNDLE).write_text("// as `make web` would make it, with Node.js")
@@ -178,7 +180,8 @@ def test_the_wheel_runs_outside_of_the_checkout(installed: Path, tmp_path: Path)
         [
             sys.executable,
             "-c",
-            "import korch.system.extras, korch.cli; from korch.report.page import "
+            "import korch.system.extras, korch.system.native, korch.cli; korch.system.native.runtime();"
+            "from korch.report.page import "
             "style_of_page; print(korch.__file__, len(style_of_page()) > 100, "
             "korch.system.extras.install_command('openvino')); korch.cli.main(['--version'])",
         ],

@@ -10,23 +10,16 @@ import pytest
 
 from korch.measure import calibrate as module
 from korch.measure.calibrate import Calibration, calibrate, kept_size, shared_sizes
-from korch.measure.compiler import NATIVE_FOLDER
 from korch.system.deadline import Deadline
+from korch.system.native import runtime
 
 CORES = len(os.sched_getaffinity(0))
 
 
-@pytest.fixture(scope="module")
-def timer(builder):
-    return builder.library([(NATIVE_FOLDER / "korch_timer.cpp").read_text("utf-8")])
-
-
-@pytest.fixture(scope="module")
-def library(timer):
-    found = ctypes.CDLL(str(timer))
-    for name in ("read", "write", "stream", "flop"):
-        getattr(found, f"korch_{name}_rate").restype = ctypes.c_double
-    return found
+@pytest.fixture
+def library(target):
+    runtime().korch_use_units(target.lanes, target.isa == "amx")
+    return runtime()
 
 
 @pytest.fixture
@@ -43,8 +36,8 @@ def flop_rate(library, threads):
     return library.korch_flop_rate(ctypes.c_int(threads), count, repeats)
 
 
-def test_this_machine_has_rates(timer, quick):
-    found = calibrate(timer, quick)
+def test_this_machine_has_rates(quick):
+    found = calibrate(quick)
     assert [level.limit_bytes for level in found.levels][-1] == 0
     for rates in (
         [level.read_bytes_per_s for level in found.levels],
@@ -58,11 +51,11 @@ def test_this_machine_has_rates(timer, quick):
 
 
 @pytest.mark.parametrize(("left_s", "tries"), [(-1.0, 1), (1000.0, 3)])
-def test_after_the_end_each_rate_is_tried_once(timer, quick, monkeypatch, left_s, tries):
+def test_after_the_end_each_rate_is_tried_once(quick, monkeypatch, left_s, tries):
     found, rate = [], module._rate
     monkeypatch.setattr(module, "TRIES", 3)
     monkeypatch.setattr(module, "_rate", lambda *args: found.append(args[1:3]) or rate(*args))
-    assert calibrate(timer, quick, Deadline.after(left_s, time.monotonic())).rate_flop_per_s > 1e6
+    assert calibrate(quick, Deadline.after(left_s, time.monotonic())).rate_flop_per_s > 1e6
     assert {found.count(one) for one in set(found)} == {tries}
 
 
@@ -102,13 +95,13 @@ def test_memory_is_kept_between_rates_and_given_back_at_last(library):
     assert resident_bytes() - before < size // 2
 
 
-def test_the_count_of_threads_is_the_callers_again(timer, library, quick):
-    first = library.korch_threads(ctypes.c_int(3))
+def test_the_count_of_threads_is_the_callers_again(library, quick):
+    first = library.korch_set_threads(ctypes.c_int(3))
     try:
-        calibrate(timer, quick)
-        assert library.korch_threads(ctypes.c_int(first)) == 3
+        calibrate(quick)
+        assert library.korch_set_threads(ctypes.c_int(first)) == 3
     finally:
-        library.korch_threads(ctypes.c_int(first))
+        library.korch_set_threads(ctypes.c_int(first))
 
 
 def test_threads_that_wait_for_a_core_spoil_no_rate(library):
@@ -117,10 +110,10 @@ def test_threads_that_wait_for_a_core_spoil_no_rate(library):
     assert oversubscribed > 2 * CORES * alone
 
 
-def test_threads_beyond_the_cores_add_nothing(timer, quick, monkeypatch):
+def test_threads_beyond_the_cores_add_nothing(quick, monkeypatch):
     """Eight times the rate would be wrong, but neighbours come and go between the two."""
     monkeypatch.setattr(module, "TRIES", 4)
-    few, many = (calibrate(timer, dataclasses.replace(quick, threads=n * CORES)).rate_flop_per_s for n in (1, 8))
+    few, many = (calibrate(dataclasses.replace(quick, threads=n * CORES)).rate_flop_per_s for n in (1, 8))
     assert many < 4 * few
 
 

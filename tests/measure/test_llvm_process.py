@@ -1,6 +1,5 @@
 """LLVM IR is compiled in processes that may end or hang: that affects one kernel only."""
 
-import ctypes
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from korch.measure import llvm_process
 from korch.measure.compiler import Builder, CompileFailure
 from korch.measure.compiler_process import KilledError, StoppedError
 from korch.system.deadline import Deadline
+from korch.system.native import Code
 from korch.tile.llvm.print import MARK
 
 GOOD = f'{MARK}generic\ntarget triple = "x86_64-unknown-linux-gnu"\n\ndefine i32 @answer() {{\n  ret i32 41\n}}\n'
@@ -34,10 +34,10 @@ def worker(monkeypatch):
     return replace
 
 
-def test_modules_and_sources_become_one_library(tmp_path):
+def test_modules_become_one_archive(tmp_path):
     builder = Builder("generic", tmp_path)
-    library = ctypes.CDLL(str(builder.library([GOOD, 'extern "C" int other() { return 42; }'])))
-    assert (library.answer(), library.other()) == (41, 42)
+    code = Code(builder.objects([GOOD, GOOD.replace("answer", "other").replace("41", "42")]))
+    assert (code.function("answer")(), code.function("other")()) == (41, 42)
 
 
 def test_a_wrong_module_is_refused_and_the_process_goes_on(tmp_path):

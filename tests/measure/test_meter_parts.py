@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import multiprocessing
 import os
@@ -15,28 +14,28 @@ import pytest
 from korch.errors import CompileError
 from korch.measure import database as database_module
 from korch.measure.calibrate import Calibration, MemoryLevel, Work
-from korch.measure.compiler import NATIVE_FOLDER, Builder, CompileFailure, usable_folder
+from korch.measure.compiler import Builder, CompileFailure, usable_folder
 from korch.measure.database import SCHEMA_VERSION, Database
 from korch.measure.record import Failed, Measured, from_text, summarize, to_text
 from korch.measure.timer import BufferSpec, Job, Setup, time_kernels
 from korch.measure.toolchain import find_compiler
+from korch.system.native import Code
+from tests.support.c_code import llvm_of
 
-RUN = 'extern "C" int NAME_run(void*, void* const* b) {'
-FINE = RUN + " ((float*)b[1])[0] = ((float*)b[0])[0]; return 0; }\n"
+RUN = "int NAME_run(void *state, void *const *b) {"
+FINE = RUN + " ((float *)b[1])[0] = ((float *)b[0])[0]; return 0; }\n"
 KERNELS = {
-    name: text.replace("NAME", name)
+    name: llvm_of(text.replace("NAME", name))
     for name, text in {
         "fine": FINE,
-        "segfault": RUN + " *(volatile int*)8 = 1; return 0; }\n",
-        "abort": "#include <stdlib.h>\n" + RUN + " abort(); }\n",
+        "segfault": RUN + " *(volatile int *)8 = 1; return 0; }\n",
         "forever": RUN + " for (volatile int i = 0;; ++i); }\n",
         "refuses": RUN + " return 7; }\n",
         "later": FINE,
-        "unmade": "#include <stdio.h>\n#include <stddef.h>\n"
-        'extern "C" void* NAME_create(int, char* e, size_t n)\n'
-        '{ snprintf(e, n, "no such thing"); return nullptr; }\n'
+        "unmade": "void *NAME_create(int threads, char *e, unsigned long n)\n"
+        '{ __builtin_memcpy(e, "no such thing", 14); return 0; }\n'
         + RUN
-        + ' return 0; }\nextern "C" void NAME_destroy(void*) {}\n',
+        + " return 0; }\nvoid NAME_destroy(void *state) {}\n",
     }.items()
 }
 BUFFERS = (BufferSpec(64, "f32"), BufferSpec(64, "f32"), BufferSpec(64, "u8"))
@@ -47,18 +46,12 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
     return Builder("generic", tmp_path_factory.mktemp("cache"))
 
 
-@pytest.fixture(scope="module")
-def timer(builder: Builder) -> Path:
-    return builder.library([(NATIVE_FOLDER / "korch_timer.cpp").read_text("utf-8")])
-
-
-def test_what_goes_wrong_in_a_kernel_stays_there(builder: Builder, timer: Path) -> None:
-    library = builder.library(list(KERNELS.values()))
+def test_what_goes_wrong_in_a_kernel_stays_there(builder: Builder) -> None:
+    objects = [path for path in builder.compile(list(KERNELS.values())) if isinstance(path, Path)]
     jobs = [Job(name, name == "unmade", BUFFERS) for name in KERNELS]
-    found = dict(zip(KERNELS, time_kernels(jobs, Setup(library, timer, hang_seconds=4.0)), strict=True))
+    found = dict(zip(KERNELS, time_kernels(jobs, Setup(objects, hang_seconds=4.0)), strict=True))
     assert isinstance(found["fine"], Measured) and isinstance(found["later"], Measured)
     assert found["segfault"] == Failed("crashed", "the process ended by SIGSEGV")
-    assert found["abort"] == Failed("crashed", "the process ended by SIGABRT")
     assert found["forever"] == Failed("hung", "it did not return within 4 s")
     assert found["refuses"] == Failed("failed", "run returned an error")
     assert found["unmade"] == Failed("not created", "no such thing")
@@ -134,16 +127,14 @@ def test_a_refused_source_blames_only_itself(builder: Builder) -> None:
     assert isinstance(good, Path)
     assert isinstance(bad, CompileFailure) and "error" in bad.message
     with pytest.raises(CompileError, match="the compiler refused a source"):
-        builder.library(["nor is this"])
+        builder.objects(["nor is this"])
 
 
 def test_damaged_cache_entries_are_built_again(builder: Builder) -> None:
-    library = builder.library([KERNELS["fine"]])
-    library.write_bytes(b"damaged")
     (found,) = builder.compile([KERNELS["fine"]])
     assert isinstance(found, Path)
     found.write_bytes(found.read_bytes()[:100])
-    assert ctypes.CDLL(str(builder.library([KERNELS["fine"]]))).fine_run
+    assert Code(builder.objects([KERNELS["fine"]])).address("fine_run")
 
 
 def test_a_folder_that_cannot_be_written_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

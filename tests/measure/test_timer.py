@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,33 +11,30 @@ import pytest
 
 from korch.errors import MeasureError
 from korch.measure import session, timer, worker
-from korch.measure.compiler import NATIVE_FOLDER
 from korch.measure.record import Failed, Measured
-from korch.measure.timer import SCRATCH, BufferSpec, Job, Setup, openmp_environment, time_kernels
+from korch.measure.timer import SCRATCH, BufferSpec, Job, Setup, time_kernels
 from korch.primitive.types import DType
+from tests.support.c_code import SYSTEM, llvm_of
 
-HEAD = "".join(f"#include <{n}.h>\n" for n in ("signal", "stdlib", "stdint", "stdio", "unistd"))
 RUNS = {
-    "good": "static_cast<float*>(buffers[1])[0] += static_cast<float*>(buffers[0])[0]; return 0;",
-    "talks": 'printf("{\\"done\\": true}\\n"); fflush(stdout); return 0;',
-    "faults": "return *static_cast<volatile int*>(nullptr);",
-    "aborts": "abort();",
-    "killed": "kill(getpid(), SIGKILL); return 0;",
-    "exits": "_exit(3);",
-    "loops": "for (volatile int i = 0;; ) (void)i;",
+    "good": "((float *)buffers[1])[0] += ((const float *)buffers[0])[0]; return 0;",
+    "talks": 'ask_system(SYS_write, 1, (long)"{\\"done\\": true}\\n", 15, 0); return 0;',
+    "faults": "return *(volatile int *)0;",
+    "aborts": "end(6);",
+    "killed": "end(9); return 0;",
+    "exits": "ask_system(SYS_exit_group, 3, 0, 0, 0);",
+    "loops": "for (volatile int i = 0;;) (void)i;",
     "fails": "return 7;",
     "fails_late": "static int runs = 0; return ++runs > 12;",
 }
 CREATES = {
-    "made": "return malloc(8);",
-    "unmade": 'snprintf(error, size, "no such thing"); return nullptr;',
-    "silent": "return nullptr;",
-    "crashes": "abort();",
-    "hangs": "for (volatile int i = 0;; ) (void)i; return nullptr;",
+    "made": "static int state; return &state;",
+    "unmade": '__builtin_memcpy(error, "no such thing", 14); return 0;',
+    "silent": "return 0;",
+    "crashes": "end(6);",
+    "hangs": "for (volatile int i = 0;;) (void)i; return 0;",
 }
-
-
-VOID = 'extern "C" void*'
+END = "static void end(int signal) { ask_system(SYS_kill, ask_system(SYS_getpid, 0, 0, 0, 0), signal, 0, 0); }\n"
 
 
 def children() -> set[str]:
@@ -48,30 +47,29 @@ def children() -> set[str]:
 
 
 def sources():
-    text = HEAD
+    text = SYSTEM + END
     for name, body in RUNS.items():
-        text += f'extern "C" int {name}_run(void*, void* const* buffers) {{ {body} }}\n'
+        text += f"int {name}_run(void *state, void *const *buffers) {{ {body} }}\n"
     for name, body in CREATES.items():
-        text += f'extern "C" void* {name}_create(int threads, char* error, size_t size) {{ {body} }}\n'
-        text += f'extern "C" int {name}_run(void* state, void* const*) {{ return state == nullptr; }}\n'
+        text += f"void *{name}_create(int threads, char *error, unsigned long size) {{ {body} }}\n"
+        text += f"int {name}_run(void *state, void *const *buffers) {{ return state == 0; }}\n"
     return text
 
 
 @pytest.fixture(scope="module")
-def libraries(builder):
-    own = (NATIVE_FOLDER / "korch_timer.cpp").read_text("utf-8")
-    return builder.library([sources()]), builder.library([own])
+def objects(builder):
+    return builder.compile([llvm_of(sources())])
 
 
 @pytest.fixture
-def measure(libraries, monkeypatch):
+def measure(objects, monkeypatch):
     monkeypatch.setattr(timer, "KERNEL_NS", 1_000_000)
     buffers = (BufferSpec(64, "f32"), BufferSpec(64, "f32"), BufferSpec(64, "u8"))
 
     def run(*names: str, hang_seconds: float = 20.0) -> list[Measured | Failed]:
         jobs = [Job(name, name in CREATES, buffers) for name in names]
         before = children()
-        found = time_kernels(jobs, Setup(*libraries, threads=2, hang_seconds=hang_seconds))
+        found = time_kernels(jobs, Setup(objects, threads=2, hang_seconds=hang_seconds))
         assert children() <= before  # no process is left behind, not even a dead one
         return found
 
@@ -119,20 +117,19 @@ def test_several_kernels_may_break(measure):
     assert [getattr(r, "kind", "") for r in found] == ["crashed", "", "crashed", "failed", "", "crashed"]
 
 
-def test_a_library_that_does_not_load_is_an_error(libraries, tmp_path):
-    broken = tmp_path / "broken.so"
+def test_an_object_that_does_not_load_is_an_error(tmp_path):
+    broken = tmp_path / "broken.o"
     broken.write_bytes(b"nothing")
     job = Job("good", False, (BufferSpec(64, "f32"),))
     with pytest.raises(MeasureError) as caught:
-        time_kernels([job], Setup(Path(broken), libraries[1]))
-    assert str(caught.value) == (
-        f"the measuring process ended before it ran a kernel: {broken}: file too short. Run `korch doctor`"
-    )
+        time_kernels([job], Setup([broken]))
+    reason = "object 0 is refused: it is truncated"
+    assert str(caught.value) == f"the measuring process ended before it ran a kernel: {reason}. Run `korch doctor`"
 
 
-def test_no_kernels_take_no_process(libraries, monkeypatch):
+def test_no_kernels_take_no_process(objects, monkeypatch):
     monkeypatch.setattr(session.subprocess, "Popen", None)
-    assert time_kernels([], Setup(*libraries)) == []
+    assert time_kernels([], Setup(objects)) == []
 
 
 def test_a_buffer_is_filled_with_numbers_around_one():
@@ -153,11 +150,19 @@ def test_components_are_filled_with_numbers_around_one():
     assert (numbers >= 0.5).all() and (numbers <= 1).all()
 
 
-def test_threads_are_bound_to_cores_only_if_there_is_one_for_each() -> None:
-    cores = len(os.sched_getaffinity(0))
-    assert openmp_environment(cores)["OMP_PROC_BIND"] == "true"
-    assert "OMP_PROC_BIND" not in openmp_environment(cores + 1)
-    assert openmp_environment(cores + 1)["OMP_NUM_THREADS"] == str(cores + 1)
+BOUND = """
+import ctypes, os
+from korch.system.native import runtime
+cores = os.sched_getaffinity(0)
+runtime().korch_bind(ctypes.c_int(len(cores) + {more}))
+print(len(os.sched_getaffinity(0)))
+"""
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_threads_are_bound_to_cores_only_if_there_is_one_for_each(more) -> None:
+    done = subprocess.run([sys.executable, "-c", BOUND.format(more=more)], check=True, capture_output=True, text=True)
+    assert int(done.stdout) == (len(os.sched_getaffinity(0)) if more else 1)
 
 
 def test_a_workspace_holds_zeros() -> None:

@@ -8,48 +8,41 @@ from pathlib import Path
 
 import pytest
 
-from korch.measure.compiler import NATIVE_FOLDER
-from korch.measure.toolchain import find_compiler
+from tests.support.c_code import program_of
 
 SOURCE = """
-#include "korch_apart.h"
-#include <stdio.h>
-#include <stdlib.h>
-#include <thread>
+#include "korch_threads.c"
 
-static void go_to(int core, const cpu_set_t& all) {
-  cpu_set_t only;
-  CPU_ZERO(&only);
-  CPU_SET(core, &only);
-  pthread_setaffinity_np(pthread_self(), sizeof only, &only);
-  pthread_setaffinity_np(pthread_self(), sizeof all, &all);
+int korch_traces;
+int64_t korch_trace_region(void) { return 0; }
+void korch_trace_work(int64_t region, int64_t me, bool begins) { (void)region, (void)me, (void)begins; }
+void korch_trace_wait(int64_t since_ns) { (void)since_ns; }
+void korch_tell_threads(int count) { (void)count; }
+void korch_hold_handles(bool holds) { (void)holds; }
+void *korch_allocate(int64_t size) { return calloc(1, (size_t)size + 64 - size % 64); }
+
+static int number; /* of the second thread */
+
+static int note_number(void *given, korch_member *own) {
+    (void)given;
+    if (own->me == 1) number = (int)syscall(SYS_gettid);
+    return 0;
 }
 
-// Regions of some threads begin on one core after the other. Print for each whether another thread, which was on the
-// first core when the first region began, may use that core.
-int main(int, char** arguments) {
-  const int threads = atoi(arguments[1]);
-  cpu_set_t all, found;
-  pthread_getaffinity_np(pthread_self(), sizeof all, &all);
-  volatile bool has_left = false, ends = false;
-  std::thread other;
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (!CPU_ISSET(core, &all)) continue;
-    go_to(core, all);
-    const korch::Leader leader(threads);
-    if (!other.joinable())
-      other = std::thread([&, leader] {
-        go_to(core, all);
-        leader.leave_core(1);
-        has_left = true;
-        while (!ends) sched_yield();
-      });
-    while (!has_left) sched_yield();
-    pthread_getaffinity_np(other.native_handle(), sizeof found, &found);
-    printf("%d ", CPU_ISSET(core, &found) != 0);
-  }
-  ends = true;
-  other.join();
+/* Regions of some threads begin on one core after the other. Print for each whether the second thread may use it. */
+int main(int count, char **words) {
+    cpu_set_t all, only, found;
+    sched_getaffinity(0, sizeof all, &all);
+    for (int core = 0; core < CPU_SETSIZE; ++core) {
+        if (!CPU_ISSET(core, &all)) continue;
+        CPU_ZERO(&only);
+        CPU_SET(core, &only);
+        sched_setaffinity(0, sizeof only, &only);
+        sched_setaffinity(0, sizeof all, &all);
+        korch_parallel(atoi(words[count - 1]), note_number, NULL, NULL);
+        sched_getaffinity(number, sizeof found, &found);
+        printf("%d ", CPU_ISSET(core, &found) != 0);
+    }
 }
 """
 
@@ -57,10 +50,7 @@ CORES = os.sched_getaffinity(0)
 
 
 def allowed(folder: Path, threads: int, cores: set[int]) -> list[str]:
-    source, program, compiler = folder / "apart.cpp", folder / "apart", find_compiler()
-    source.write_text(SOURCE)
-    flags = ["-std=c++20", "-Wall", "-Wextra", "-Werror", "-pthread", f"-I{NATIVE_FOLDER}", str(source)]
-    subprocess.run([*compiler.command, *compiler.openmp, *flags, "-o", str(program)], check=True)
+    program = program_of(SOURCE, folder, "-lpthread")
     done = subprocess.run(
         [str(program), str(threads)],
         check=True,
@@ -79,7 +69,3 @@ def test_a_thread_leaves_the_core_of_the_first_also_when_that_has_moved(tmp_path
 
 def test_threads_that_outnumber_the_cores_may_use_all(tmp_path: Path) -> None:
     assert allowed(tmp_path, len(CORES) + 1, CORES) == ["1"] * len(CORES)
-
-
-def test_a_thread_stays_where_there_is_no_other_core(tmp_path: Path) -> None:
-    assert allowed(tmp_path, 1, {min(CORES)}) == ["1"]

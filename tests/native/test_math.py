@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from korch.system.native import Code
 from korch.tile.llvm import functions, wide
 from korch.tile.llvm.arithmetic import Arithmetic
 from korch.tile.llvm.emit import Emit, SsaValue
@@ -88,7 +89,7 @@ def worst_ulp(target):
 @pytest.fixture(scope="module")
 def library(builder, target):
     names = [(f, w) for f in (*FUNCTIONS, "exp_of_nonpositive") for w in WIDTHS]
-    return ctypes.CDLL(str(builder.library([module_of(names, ISAS[target.isa])])))
+    return Code(builder.objects([module_of(names, ISAS[target.isa])]))
 
 
 def module_of(names, isa):
@@ -123,7 +124,7 @@ def test_the_exponential_of_numbers_that_are_not_positive(library, worst_ulp, rn
 def call(library, name, width, x):
     y = np.full_like(x, np.nan)
     pointers = (ctypes.c_void_p(a.ctypes.data) for a in (x, y))
-    getattr(library, f"korch_test_{name}{width}")(*pointers, ctypes.c_long(x.size))
+    library.function(f"korch_test_{name}{width}")(*pointers, ctypes.c_long(x.size))
     return y
 
 

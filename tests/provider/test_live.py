@@ -170,7 +170,7 @@ def test_what_is_needed_is_computed(group, axes, provider, target: Target, build
                 buffer[:] = 0xFF
             buffers = [*memory, *room, size]
             pointers = (ctypes.c_void_p * len(buffers))(*(buffer.ctypes.data for buffer in buffers))
-            assert getattr(library, f"{which.symbol}_run")(None, pointers) == 0
+            assert library.function(f"{which.symbol}_run")(None, pointers) == 0
             return memory[-1].view(np.float32).copy()
 
         wanted = run(kernel, [0] * len(axes))

@@ -14,7 +14,7 @@ import pytest
 
 from korch.candidate.candidate import Candidate, Group, Offer, Refusal, make_group
 from korch.errors import ProviderError
-from korch.measure.compiler import NATIVE_FOLDER, Builder
+from korch.measure.compiler import Builder
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
 from korch.provider.provider import Kernel, Threading, load_providers, named_kernel
@@ -26,6 +26,7 @@ from korch.target import Target
 from korch.testing.kernels import check_kernel, run_kernel
 from korch.testing.samples import random_arrays
 from tests.provider.onednn_groups import Graph
+from tests.support.c_code import MEMBER, llvm_of
 
 PROVIDERS = {provider.name: provider for provider in load_providers()}
 
@@ -38,14 +39,16 @@ def four(target: Target) -> Target:
 def witness(body: str, threads: int) -> Kernel:
     """Return a kernel of a given body, which may write what it sees."""
     text = (
-        '#include "korch_team.h"\nextern "C" int NAME_team(void* const* buffers, korch::Member& own) {\n'
-        "  const long me = own.me, threads = own.threads;\n"
-        "  const float* x = static_cast<const float*>(buffers[0]);\n"
-        "  float *y = static_cast<float*>(buffers[1]), *room = static_cast<float*>(buffers[2]);\n"
+        f"{MEMBER}static long share(long tasks, long me, long all) {{ return tasks * me / all; }}\n"
+        "int witness_team(void *const *buffers, Member *own) {\n"
+        "  const long me = own->me, threads = own->threads;\n"
+        "  const float *x = buffers[0];\n"
+        "  float *y = buffers[1], *room = buffers[2];\n"
         f"{body}\n  return 0;\n}}\n"
-        'extern "C" int NAME_run(void*, void* const* buffers) {\n'
-        f"  return korch::run_region({threads}, NAME_team, buffers);\n}}\n"
+        "int witness_run(void *state, void *const *buffers) {\n"
+        f"  return korch_region({threads}, witness_team, buffers);\n}}\n"
     )
+    text = llvm_of(text).replace("@witness_", "@NAME_")
     return named_kernel(text, threading=Threading.TEAM, workspace_bytes=512)
 
 
@@ -57,19 +60,19 @@ def negation() -> Group:
 SEES = """
   room[0] = 0;
   if (me == 0) for (int i = 0; i < 64; ++i) y[i] = -1;
-  own.meet();
+  if (threads > 1) own->meet(own);
   y[me] = me, y[8 + me] = threads;
-  own.meet();
+  if (threads > 1) own->meet(own);
   y[16 + me] = y[8 + (me + 1) % threads];
 """
 
 SUMS = """
-  const long begin = korch::share(64, me, threads), end = korch::share(64, me + 1, threads);
+  const long begin = share(64, me, threads), end = share(64, me + 1, threads);
   for (long turn = 0; turn < 400; ++turn) {
     for (long i = begin; i < end; ++i) room[i] = turn == 0 ? x[i] : y[i];
-    own.meet();
+    if (threads > 1) own->meet(own);
     for (long i = begin; i < end; ++i) room[64 + i] = room[63 - i] + 1;
-    own.meet();
+    if (threads > 1) own->meet(own);
     for (long i = begin; i < end; ++i) y[i] = room[64 + i];
   }
 """
@@ -120,12 +123,6 @@ def test_what_can_not_run_in_a_team_is_refused() -> None:
     assert reason(Threading.OWN) == "the kernel has threads of its own"
     library = "a kernel with a state or a library may have threads of its own"
     assert reason(Threading.TEAM, libraries=("dnnl",)) == reason(Threading.TEAM, has_state=True) == library
-
-
-def test_headers_of_kernels_open_no_regions() -> None:
-    others = {"korch_timer.cpp", "korch_threads.cpp", "korch_runtime.cpp", "korch_team.h"}
-    for path in NATIVE_FOLDER.iterdir():
-        assert path.name in others or "#pragma omp" not in path.read_text("utf-8")
 
 
 def product() -> Group:

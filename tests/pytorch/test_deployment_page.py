@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from korch.cli import main
-from korch.measure.toolchain import find_compiler
+from tests.support.c_code import COMPILER
 
 PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 
@@ -29,9 +29,9 @@ def test_the_page_from_its_first_step_to_its_last(
     exec(compile(python.replace("threads=1", "threads=1, budget=5"), "deploy.md", "exec"), names)
     assert main(["unpack", "digits.korch", "digits"]) == 0
     Path("run.c").write_text(program)
-    compiler = [*find_compiler().command, "-x", "c", "-O2"]
-    subprocess.run([*compiler, "-Idigits", "run.c", "-o", "run", "-ldl"], check=True)
-    command = ["./run", "digits/library.so", "digits/weights.bin", "image.f32"]
+    link = ["-Ldigits", "-lkorch_runtime", "-Wl,-rpath,$ORIGIN/digits"]
+    subprocess.run([*COMPILER, "-O2", "-Idigits", "run.c", "-o", "run", *link], check=True)
+    command = ["./run", "digits", "image.f32"]
     done = subprocess.run(command, env={}, capture_output=True, text=True, check=True)
     found = np.array(done.stdout.split(), np.float32)
     expected = names["module"](names["image"]).detach().numpy().ravel()

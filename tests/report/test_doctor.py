@@ -53,15 +53,14 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert "FAIL compiler     there is none. Install one\n" in text and "machine" in text
 
 
-def test_a_compiler_that_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Failing:
-        def __init__(self, isa: str, folder: object) -> None:
-            raise CompileError("no omp.h")
+def test_a_runtime_that_can_not_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise CompileError("there is none")
 
-    monkeypatch.setattr(doctor, "Builder", Failing)
+    monkeypatch.setattr(doctor, "runtime", fail)
     text, is_well = doctor.examine()
     assert not is_well
-    assert "can't build a library with OpenMP: no omp.h. Install its OpenMP library" in text
+    assert "FAIL runtime      it can't be loaded: there is none" in text
 
 
 def test_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from korch.primitive.types import DType, ValueType
 from korch.provider.provider import Kernel, Threading
 from korch.runtime.bind import PlanStep
 from korch.target import Target
+from tests.support.c_code import MEMBER, llvm_of
 
 TARGET = Target(isa="generic", lanes=4, threads=2)
 
@@ -36,8 +37,13 @@ def loop(symbol, size, body, inputs=1, outputs=1, **fields):
 
 def run_source(symbol, *lines):
     body = "".join(f"    {line}\n" for line in lines)
-    head = f'extern "C" int {symbol}_run(void *state, void *const *buffers)'
-    return f"#include <stddef.h>\n{head} {{\n{body}    return 0;\n}}\n"
+    return llvm_of(run_text(symbol, body))
+
+
+def run_text(symbol, body):
+    """The C source of a kernel without a state, or of the part of one that runs."""
+    head = f"int {symbol}_run(void *state, void *const *buffers)"
+    return f"#include <stddef.h>\n#include <string.h>\n{MEMBER}{head} {{\n{body}    return 0;\n}}\n"
 
 
 def step(graph, values, kernel, outputs=None, into=(), out_of=()):
@@ -165,49 +171,50 @@ def workspace():
     return Plan(graph, steps, lambda x: (-4 * x,))
 
 
-def state(destroyed_path=""):
-    """A kernel adds the number of its threads, which its state holds; it is used twice."""
+def state(destroyed=0):
+    """A kernel adds the number of its threads, which its state holds; it is used twice.
+
+    Destroyed states are counted at an address, unless it is 0.
+    """
     builder, x = new_graph(x="f32[4]")
     builder.output("y", builder.add("neg", [builder.add("abs", [x])]))
     graph = builder.freeze()
-    inner = loop("k_state", 4, "o0[i] = i0[i] + *(int *)state;").source
-    source = f"""#include <stdio.h>
-{inner}
-extern "C" void *k_state_create(int threads, char *error, size_t error_size) {{
-    return new int(threads);
+    body = "for (int i = 0; i < 4; ++i) ((float *)buffers[1])[i] = ((float *)buffers[0])[i] + *(int *)state;"
+    source = f"""{run_text("k_state", body)}
+static int states[16], used;
+void *k_state_create(int threads, char *error, size_t error_size) {{
+    states[used] = threads;
+    return &states[used++];
 }}
-extern "C" void k_state_destroy(void *state) {{
-    delete (int *)state;
-    if (FILE *file = fopen("{destroyed_path}", "a")) {{
-        fputs("destroyed\\n", file);
-        fclose(file);
-    }}
+void k_state_destroy(void *state) {{
+    if ({destroyed}ul) ++*(long *){destroyed}ul;
 }}
 """
-    kernel = Kernel("k_state", source, has_state=True, threading=Threading.CALLER)
+    kernel = Kernel("k_state", llvm_of(source), has_state=True, threading=Threading.CALLER)
     steps = tuple(step(graph, [value_of(graph, op)], kernel) for op in ("abs", "neg"))
     return Plan(graph, steps, lambda x: (x + 2 * TARGET.threads,))
 
 
 def failing_create(message):
     plan = state()
-    source = f"""#include <stdio.h>
-extern "C" int k_bad_run(void *, void *const *) {{ return 0; }}
-extern "C" void *k_bad_create(int, char *error, size_t size) {{
-    snprintf(error, size, "%s", "{message}");
-    return nullptr;
+    source = f"""{run_text("k_bad", "")}
+static const char message[] = "{message}";
+void *k_bad_create(int threads, char *error, size_t size) {{
+    for (size_t i = 0; i < sizeof message && i < size; ++i) error[i] = message[i];
+    return 0;
 }}
-extern "C" void k_bad_destroy(void *) {{}}
+void k_bad_destroy(void *state) {{}}
 """
-    bad = replace(plan.steps[1], kernel=Kernel("k_bad", source, has_state=True))
+    bad = replace(plan.steps[1], kernel=Kernel("k_bad", llvm_of(source), has_state=True))
     return replace(plan, steps=(plan.steps[0], bad))
 
 
 def failing_run():
     plan = chain()
-    source = 'extern "C" int k_fails_run(void *, void *const *buffers) {\n'
-    source += "    return *(const float *)buffers[0] > 100;\n}\n"
-    bad = replace(plan.steps[1], kernel=Kernel("k_fails", source))
+    bad = replace(
+        plan.steps[1],
+        kernel=Kernel("k_fails", run_source("k_fails", "if (*(const float *)buffers[0] > 100) return 1;")),
+    )
     return replace(plan, steps=(plan.steps[0], bad, plan.steps[2]))
 
 

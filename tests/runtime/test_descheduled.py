@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import signal
 import subprocess
 import sys
@@ -19,12 +18,13 @@ import pytest
 
 from korch.measure.compiler import Builder
 from korch.measure.toolchain import find_compiler
-from korch.provider.provider import Kernel
+from korch.provider.provider import Kernel, Threading
 from korch.runtime.bind import PlanStep
 from korch.runtime.build import build
 from korch.runtime.executable import Executable
 from korch.target import detect_target
 from tests.runtime.test_tasks import network, steps_of
+from tests.support.c_code import MEMBER, SYSTEM, llvm_of
 
 pytestmark = pytest.mark.skipif(platform.system() != "Linux", reason="threads are bound to cores as on Linux")
 
@@ -125,23 +125,33 @@ print("right", flush=True)
 """
 
 
-SLEEP = """#include <stdio.h>
-#include <stdlib.h>
-#include <unistd.h>
-
-extern "C" void korch_test_sleep() {
-  usleep(60000);
-  if (FILE* log = fopen(getenv("TEST_LOG"), "a")) fputc(1, log), fclose(log);
-}
+SLOWED = """
+int {own}_team(void *const *buffers, Member *own);
+void {own}_task(int stage, void *const *buffers, long begin, long end, long me);
+int {symbol}_team(void *const *buffers, Member *own) {{
+    sleep_us(60000);
+    append_byte("{log}");
+    return {own}_team(buffers, own);
+}}
+void {symbol}_task(int stage, void *const *buffers, long begin, long end, long me) {{
+    sleep_us(60000);
+    append_byte("{log}");
+    {own}_task(stage, buffers, begin, end, me);
+}}
+int {symbol}_run(void *state, void *const *buffers) {{
+    return korch_region(korch_max_threads(), {symbol}_team, buffers);
+}}
 """
 
 
-def slowed(step: PlanStep[Kernel]) -> PlanStep[Kernel]:
-    """Return a kernel that sleeps before each task, or before its part of each thread, and writes to $TEST_LOG then."""
-    function = r"(define (?:i32|void) @\w+_(?:team|task)\(.*\{\nentry:\n)"
-    source = re.sub(function, r"\1  call void @korch_test_sleep()\n", step.kernel.source)
-    source = source.replace("\ndefine ", "\ndeclare void @korch_test_sleep()\ndefine ", 1)
-    return replace(step, kernel=replace(step.kernel, source=source, units=(*step.kernel.units, SLEEP)))
+def slowed(step: PlanStep[Kernel], log: Path) -> PlanStep[Kernel]:
+    """Return a kernel that sleeps before each task, or before its part of each thread, and appends to a file then."""
+    if step.kernel.threading is not Threading.TEAM:
+        return step
+    own = step.kernel.symbol
+    source = llvm_of(MEMBER + SYSTEM + SLOWED.format(own=own, symbol=f"slow_{own}", log=log))
+    kernel = replace(step.kernel, symbol=f"slow_{own}", source=source, units=step.kernel.texts)
+    return replace(step, kernel=kernel)
 
 
 @pytest.mark.parametrize("parts", [0, 2])
@@ -150,10 +160,10 @@ def test_an_interrupt_ends_a_long_run_between_tasks(parts: int, tmp_path: Path, 
     builder, steps = Builder(target.isa, cache_folder), steps_of(graph, target)
     x = np.random.default_rng(0).standard_normal((1, 32, 21, 18), np.float32)
     np.savez(tmp_path / "expected.npz", *Executable(build(graph, steps, target, builder))(x))
-    slow = [slowed(step) for step in steps]
+    slow = [slowed(step, log) for step in steps]
     Executable(build(graph, slow, target, builder, parts=parts)).save(tmp_path / "m.korch")
     command = [sys.executable, "-c", SLOW, str(tmp_path / "m.korch"), str(tmp_path / "expected.npz")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TEST_LOG": str(log)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:

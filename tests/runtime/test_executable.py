@@ -13,6 +13,8 @@ from korch.errors import ArtifactError, InputError, ProviderError
 from korch.provider.provider import Kernel
 from korch.runtime.executable import Executable
 from korch.runtime.record import ModelRecord
+from korch.system.archive import pack_objects
+from korch.system.native import runtime
 from tests.runtime import runtime_plans as plans
 from tests.runtime.test_fork import SIZE, parallel_plan
 
@@ -249,24 +251,24 @@ def test_several_threads_may_call_at_once(make_executable):
     assert not wrong
 
 
-def test_each_step_has_a_state_of_its_own_that_is_destroyed_with_the_executable(make_executable, tmp_path):
-    path = tmp_path / "destroyed"
-    executable = make_executable(plans.state(path))
+def test_each_step_has_a_state_of_its_own_that_is_destroyed_with_the_executable(make_executable):
+    destroyed = ctypes.c_long()
+    executable = make_executable(plans.state(ctypes.addressof(destroyed)))
     executable(np.zeros(4, np.float32))
-    assert not path.exists()
+    assert destroyed.value == 0
     del executable
     gc.collect()
-    assert path.read_text("utf-8") == "destroyed\n" * 2
+    assert destroyed.value == 2
 
 
-def test_a_kernel_that_cant_be_set_up_is_named_and_the_others_are_destroyed(make_executable, tmp_path):
-    path = tmp_path / "destroyed"
+def test_a_kernel_that_cant_be_set_up_is_named_and_the_others_are_destroyed(make_executable):
+    destroyed = ctypes.c_long()
     plan = plans.failing_create("no such primitive")
-    steps = (plans.state(path).steps[0], plan.steps[1])
+    steps = (plans.state(ctypes.addressof(destroyed)).steps[0], plan.steps[1])
     with pytest.raises(ProviderError) as caught:
         make_executable(replace(plan, steps=steps))
     assert str(caught.value) == "executable: it can't be set up: kernel k_bad: no such primitive. Build it again"
-    assert path.read_text("utf-8") == "destroyed\n"
+    assert destroyed.value == 1
 
 
 def test_a_kernel_that_gives_no_reason_is_named_too(make_executable):
@@ -297,38 +299,58 @@ def test_time_gives_each_run_and_each_kernel(make_executable):
 
 def test_the_callers_number_of_threads_is_left_as_it_was(make_executable):
     executable = make_executable(plans.state())
-    omp = ctypes.CDLL("libgomp.so.1")
-    before = omp.omp_get_max_threads()
+    before = runtime().korch_set_threads(5)
     try:
-        omp.omp_set_num_threads(5)
         executable(np.zeros(4, np.float32))
-        assert omp.omp_get_max_threads() == 5
+        assert runtime().korch_max_threads() == 5
     finally:
-        omp.omp_set_num_threads(before)
+        runtime().korch_set_threads(before)
 
 
 def test_kernels_run_with_the_plans_number_of_threads(make_executable):
     plan = plans.scalar()
-    source = 'extern "C" int omp_get_max_threads(void);\n' + plans.run_source(
-        "k_threads", "*(float *)buffers[1] = omp_get_max_threads();"
-    )
+    source = plans.run_source("k_threads", "*(float *)buffers[1] = korch_max_threads();")
     asks = replace(plan.steps[0], kernel=Kernel("k_threads", source))
     (found,) = make_executable(replace(plan, steps=(asks,)))(np.array(0, np.float32))
     assert found == plans.TARGET.threads
 
 
-def test_a_library_of_another_plan_is_refused(make_artifact):
+def test_kernels_of_another_plan_are_refused(make_artifact):
     artifact = make_artifact(plans.chain())
     other = make_artifact(plans.scalar())
     with pytest.raises(ArtifactError) as caught:
-        Executable(replace(artifact, library=other.library))
-    assert str(caught.value) == "its library is not the one that its plan describes"
+        Executable(replace(artifact, objects=other.objects))
+    assert str(caught.value) == "its kernels are not those that its plan describes"
 
 
-def test_what_is_no_library_is_refused(make_artifact):
+@pytest.mark.parametrize("objects", [{"generic": b"not an archive"}, {"generic": b"!<arch>\n" + b"x" * 70}])
+def test_what_is_no_archive_of_objects_is_refused(objects, make_artifact):
     artifact = make_artifact(plans.chain())
-    with pytest.raises(ArtifactError, match="its library can't be loaded"):
-        Executable(replace(artifact, library=b"not a library"))
+    with pytest.raises(ArtifactError, match="its kernels can't be loaded: the archive of objects is damaged"):
+        Executable(replace(artifact, objects=objects))
+
+
+def test_kernels_without_plans_are_refused(make_artifact):
+    artifact = make_artifact(plans.chain())
+    with pytest.raises(ArtifactError, match="its kernels have no plans"):
+        Executable(replace(artifact, objects={"generic": pack_objects([])}))
+
+
+@pytest.mark.parametrize(("isas", "text"), [((), "no CPU"), (("neither", "nor"), "neither, nor")])
+def test_kernels_for_other_cpus_are_refused(isas, text, make_artifact):
+    artifact = make_artifact(plans.chain())
+    with pytest.raises(ArtifactError) as caught:
+        Executable(replace(artifact, objects=dict.fromkeys(isas, b"")))
+    assert str(caught.value) == f"it has kernels for {text}, which this CPU can't run. Build it on this machine"
+
+
+def test_the_best_kernels_that_the_cpu_can_run_are_taken(make_artifact):
+    artifact = make_artifact(plans.chain())
+    several = replace(artifact, objects={"nonsense": b"", **artifact.objects})
+    assert_same(
+        Executable(several)(*plans.random_arrays(plans.chain().graph)),
+        Executable(artifact)(*plans.random_arrays(plans.chain().graph)),
+    )
 
 
 def test_equal_layouts_are_one(make_executable):
@@ -344,29 +366,31 @@ def test_equal_layouts_are_one(make_executable):
     assert_same(make_executable(plan)(x), (-x,))
 
 
-def mapped_libraries():
+def mapped_code():
+    """The addresses of code that is not from a file."""
     with Path("/proc/self/maps").open() as lines:
-        return {line.split()[5] for line in lines if "library.so" in line}
+        rows = [line.split() for line in lines]
+    return {row[0] for row in rows if row[1] == "r-xp" and len(row) == 5}
 
 
-def test_a_library_is_unloaded_with_the_last_executable_that_needs_it(make_artifact):
-    before = mapped_libraries()
+def test_code_is_unloaded_with_the_last_executable_that_needs_it(make_artifact):
+    before = mapped_code()
     artifact = make_artifact(plans.chain())
     executables = [Executable(artifact) for _ in range(3)]
-    new = mapped_libraries() - before
+    new = mapped_code() - before
     assert len(new) == 3
     arrays = plans.random_arrays(plans.chain().graph)
     (expected,) = executables[0](*arrays)
     del executables[1:]
     gc.collect()
     np.testing.assert_array_equal(executables[0](*arrays)[0], expected)
-    assert len(new & mapped_libraries()) == 1
+    assert len(new & mapped_code()) == 1
     del executables
     gc.collect()
-    assert not new & mapped_libraries()
+    assert not new & mapped_code()
 
 
-@pytest.mark.parametrize("threads", [0, -1, 100_000])
+@pytest.mark.parametrize("threads", [-1, 100_000])
 def test_a_plan_for_an_impossible_number_of_threads_is_refused(threads, make_artifact):
     artifact = make_artifact(plans.chain())
     with pytest.raises(ProviderError, match=f"it is for {threads} threads; expected 1 to 1024"):
@@ -374,15 +398,8 @@ def test_a_plan_for_an_impossible_number_of_threads_is_refused(threads, make_art
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_a_truncated_library_is_refused_before_it_is_mapped(share, make_artifact):
+def test_a_truncated_archive_is_refused(share, make_artifact):
     artifact = make_artifact(plans.chain())
-    part = artifact.library[: int(share * len(artifact.library))]
-    with pytest.raises(ArtifactError, match="its library can't be loaded: it is truncated"):
-        Executable(replace(artifact, library=part))
-
-
-def test_a_library_with_a_table_beyond_any_file_is_refused(make_artifact):
-    artifact = make_artifact(plans.chain())
-    forged = artifact.library[:32] + (1 << 63).to_bytes(8, "little") + artifact.library[40:]
-    with pytest.raises(ArtifactError, match="its library can't be loaded: it is truncated"):
-        Executable(replace(artifact, library=forged))
+    part = artifact.objects["generic"][: int(share * len(artifact.objects["generic"]))]
+    with pytest.raises(ArtifactError, match="its kernels can't be loaded: the archive of objects is damaged"):
+        Executable(replace(artifact, objects={"generic": part}))

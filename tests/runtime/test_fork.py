@@ -16,6 +16,7 @@ from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.provider.onnxruntime import OnnxRuntimeProvider
 from korch.runtime.artifact import archive_of
 from tests.runtime import runtime_plans as plans
+from tests.support.c_code import MEMBER, llvm_of
 
 SIZE = 1 << 16
 HANG_SECONDS = 60
@@ -23,16 +24,16 @@ HANG_SECONDS = 60
 
 
 def region(symbol, sign):
-    body = f'_Pragma("omp parallel for num_threads(2)") for (long i = 0; i < {SIZE}; ++i)'
-    return plans.Kernel(
-        symbol,
-        plans.run_source(
-            symbol,
-            "const float *x = (const float *)buffers[0];",
-            "float *y = (float *)buffers[1];",
-            f"{body} y[i] = {sign};",
-        ),
-    )
+    text = f"""{MEMBER}
+int {symbol}_team(void *const *buffers, Member *own) {{
+    const float *x = buffers[0];
+    float *y = buffers[1];
+    for (long i = own->me; i < {SIZE}; i += own->threads) y[i] = {sign};
+    return 0;
+}}
+int {symbol}_run(void *state, void *const *buffers) {{ return korch_region(2, {symbol}_team, buffers); }}
+"""
+    return plans.Kernel(symbol, llvm_of(text))
 
 
 def parallel_plan(operator=None):

@@ -142,7 +142,7 @@ def execute(
         if kernel.size_input:
             buffers.append(memory[inputs[kernel.size_input]])
         pointers = (ctypes.c_void_p * len(buffers))(*(buffer.ctypes.data for buffer in buffers))
-        assert getattr(library, f"{kernel.symbol}_run")(None, pointers) == 0
+        assert library.function(f"{kernel.symbol}_run")(None, pointers) == 0
     types = graph.types
     return {name: memory[v].view(types[v].dtype.numpy).reshape(types[v].shape) for name, v in graph.outputs}
 

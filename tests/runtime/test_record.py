@@ -27,7 +27,7 @@ def test_a_plan_is_read_as_it_was_written(make, make_artifact):
 
 def test_equal_plans_have_equal_artifacts(make_artifact):
     first, second = make_artifact(plans.state()), make_artifact(plans.state())
-    assert (first.library, first.plan, first.sources) == (second.library, second.plan, second.sources)
+    assert (first.objects, first.plan, first.sources) == (second.objects, second.plan, second.sources)
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ import korch
 from korch.cli import main
 from korch.cli.shapes import parse_bindings
 from korch.errors import ArtifactError, InputError, ModelError, OptionError, UnsupportedError
-from korch.measure.toolchain import find_compiler
 from korch.runtime.shaped import ShapedExecutable
 from korch.runtime.unpack import unpack
+from tests.support.c_code import program_of
 from tests.support.models import parsed
 
 QUICK = {"measure": False, "threads": 1}
@@ -143,8 +143,8 @@ def test_weights_and_kernels_are_there_once(cache_folder) -> None:
     symbols = [step.symbol for e in plans for step in e.plan.steps]
     assert len(set(symbols)) < len(symbols)
     assert (report.kernels, report.shared_kernels) == (len(symbols), len(set(symbols)))
-    assert len({id(e.artifact.library) for e in plans}) == 1
-    kernels = [name for name in plans[0].sources if name.startswith("k_")]
+    assert len({id(e.artifact.objects) for e in plans}) == 1
+    kernels = [name for name in plans[0].sources if name.startswith("k_") and name.endswith(".ll")]
     assert sorted(name.partition(".")[0] for name in kernels) == sorted(set(symbols))
 
 
@@ -156,36 +156,31 @@ def test_one_of_several_plans_is_not_saved_alone(executable, tmp_path: Path) -> 
 PROGRAM_IN_C = r"""
 #include <stdio.h>
 #include "korch.h"
-int main(void) {
+int main(int count, char **words) {
+    char error[200] = "";
     int64_t plans, inputs;
-    const korch_plan *const *plan = korch_plans(&plans);
+    korch_model *model = korch_open(words[count - 1], error, sizeof error);
+    if (!model) return puts(error);
+    const korch_plan *const *plan = korch_plans(model, &plans);
     for (int64_t i = 0; i < plans; ++i) {
         const korch_tensor *x = korch_inputs(plan[i], &inputs);
         printf("%s %d %d\n", x->name, (int)x->shape[0], (int)x->shape[1]);
     }
+    korch_close(model);
     return korch_abi_version() != KORCH_ABI_VERSION;
 }
 """
 
 
 def test_a_program_in_c_finds_the_plans(executable, tmp_path: Path) -> None:
-    first = next(iter(executable.plans.values()))
-    (tmp_path / "library.so").write_bytes(first.artifact.library)
-    (tmp_path / "korch.h").write_text(first.sources["korch.h"])
-    (tmp_path / "main.c").write_text(PROGRAM_IN_C)
-    command = [
-        *find_compiler().command,
-        "-xc",
-        "main.c",
-        "-xnone",
-        "library.so",
-        "-o",
-        "main",
-        "-Wl,-rpath,.,--unresolved-symbols=ignore-in-shared-libs",
-    ]
-    subprocess.run(command, cwd=tmp_path, check=True)
-    done = subprocess.run(["./main"], cwd=tmp_path, check=True, capture_output=True, text=True)
+    executable.save(tmp_path / "m.korch")
+    unpack(tmp_path / "m.korch", tmp_path / "folder")
+    program = program_of(PROGRAM_IN_C, tmp_path, "folder/libkorch_runtime.so", flags=("-Wl,-rpath,$ORIGIN/folder",))
+    done = subprocess.run([program, tmp_path / "folder"], check=True, capture_output=True, text=True)
     assert done.stdout == "".join(f"x {batch} {length}\n" for batch, length in SHAPES)
+    (tmp_path / "folder" / "weights.bin").write_bytes(b"short")
+    done = subprocess.run([program, tmp_path / "folder"], check=False, capture_output=True, text=True)
+    assert done.stdout == f"{tmp_path}/folder/weights.bin has not the weights of these plans\n"
 
 
 def test_several_threads_call_different_plans(executable) -> None:

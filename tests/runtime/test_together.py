@@ -7,49 +7,45 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from korch.measure.toolchain import find_compiler
 from korch.provider.provider import Kernel, Threading
 from korch.report.threads import watch_threads
 from korch.runtime.build import build
 from korch.runtime.executable import Executable
+from korch.system.native import Code
 from tests.runtime import runtime_plans as plans
-
-needs_gcc = pytest.mark.skipif(
-    "clang" in find_compiler().version.lower(), reason="a kernel's own regions are seen with GCC's OpenMP only"
-)
+from tests.support.c_code import MEMBER, SYSTEM, llvm_of
 
 MS = 1_000_000
 
 SEES = """
-#include "korch_team.h"
-extern "C" int {symbol}_team(void* const* buffers, korch::Member& own) {{
-  float* y = static_cast<float*>(buffers[1]);
-  const long me = own.me, all = own.threads;
-  if (me == 0) {{
-    for (int i = 0; i < 16; ++i) y[i] = -1;
-    y[12] = static_cast<const float*>(buffers[0])[12] + 1;
-  }}
-  own.meet();
-  y[me] = me;
-  own.meet();
-  y[4 + me] = y[(me + 1) % all];  // what another wrote before they met
-  y[8 + me] = own.team != nullptr;
-  return 0;
+int {symbol}_team(void *const *buffers, Member *own) {{
+    float *y = buffers[1];
+    const long me = own->me, all = own->threads;
+    if (me == 0) {{
+        for (int i = 0; i < 16; ++i) y[i] = -1;
+        y[12] = ((const float *)buffers[0])[12] + 1;
+    }}
+    if (all > 1) own->meet(own);
+    y[me] = me;
+    if (all > 1) own->meet(own);
+    y[4 + me] = y[(me + 1) % all]; /* what another wrote before they met */
+    y[8 + me] = own->team != 0;
+    return 0;
 }}
-extern "C" int {symbol}_run(void*, void* const* buffers) {{
-  return korch::run_region(omp_get_max_threads(), {symbol}_team, buffers);
+int {symbol}_run(void *state, void *const *buffers) {{
+    return korch_region(korch_max_threads(), {symbol}_team, buffers);
 }}
 """
 STATE = """
-#include <stddef.h>
-extern "C" void* {symbol}_create(int, char*, size_t) {{ return new int; }}
-extern "C" void {symbol}_destroy(void* state) {{ delete static_cast<int*>(state); }}
+static int state;
+void *{symbol}_create(int threads, char *error, unsigned long size) {{ return &state; }}
+void {symbol}_destroy(void *state) {{}}
 """
 
 
 def sees(i: int, has_state: bool = False) -> Kernel:
-    text = SEES + STATE * has_state
-    return Kernel(f"k_sees{i}", text.format(symbol=f"k_sees{i}"), has_state=has_state, threading=Threading.TEAM)
+    text = MEMBER + (SEES + STATE * has_state).format(symbol=f"k_sees{i}")
+    return Kernel(f"k_sees{i}", llvm_of(text), has_state=has_state, threading=Threading.TEAM)
 
 
 @pytest.fixture
@@ -85,7 +81,7 @@ def told_alone(i: int, has_team: bool = False) -> list[float]:
 
 def test_kernels_that_follow_each_other_are_a_teams_and_one_with_a_state_is_not(make_seeing):
     executable = make_seeing([False, False, True, False, False, False], 4)
-    has_team = [True, True, False, True, True, True]
+    has_team = [True] * 6
     first, second = executable(X), executable(X)
     assert first[0].tolist() == told(True, 0)
     for found in (first, second):
@@ -111,7 +107,7 @@ def test_callers_in_several_threads_get_what_they_get_alone(make_seeing):
 def test_a_kernel_by_itself_opens_its_region_itself(make_seeing):
     executable = make_seeing([False, True, False], 4)
     runs = [[y.tolist() for y in executable(X)] for _ in range(50)]
-    assert [told(False, i) for i in range(3)] in runs  # on a busy machine, one thread runs some of them
+    assert [told(True, i) for i in range(3)] in runs  # on a busy machine, one thread runs some of them
     assert all(y[12] == i + 1 for run in runs for i, y in enumerate(run))
 
 
@@ -120,7 +116,6 @@ def test_one_thread_needs_no_team(make_seeing):
         assert y.tolist() == told_alone(i)
 
 
-@needs_gcc
 def test_the_threads_of_a_team_are_seen_in_each_kernel(make_seeing, tmp_path):
     make_seeing([False, False, True, False], 4).save(tmp_path / "m.korch")
     for run in watch_threads(tmp_path / "m.korch", 4, rounds=3).runs:
@@ -132,23 +127,19 @@ def test_the_threads_of_a_team_are_seen_in_each_kernel(make_seeing, tmp_path):
 
 OVERSUBSCRIPTION = """
 #include "korch_oversubscription.h"
-static korch::Oversubscription oversubscription;
-static int threads_seen;
+static oversubscription own;
 static int64_t clock_ns;
-extern "C" {
-void begin(int64_t now_ns) { oversubscription.begin(now_ns); }
-void note_wait(int64_t since_ns, int64_t now_ns, int threads) {
-  oversubscription.note_wait(since_ns, now_ns, threads);
+static int64_t clock_now(void) { return clock_ns; }
+void begin(int64_t now_ns) { begin_oversubscription(&own, now_ns); }
+void note_wait(int64_t since_ns, int64_t now_ns, int threads) { add_wait(&own, now_ns - since_ns, now_ns, threads); }
+int64_t step(int64_t since_ns, int64_t now_ns, int64_t usual_ns, int threads) {
+    note_step(&own, now_ns - since_ns, now_ns, &usual_ns, threads);
+    return usual_ns;
 }
-int64_t note_step(int64_t since_ns, int64_t now_ns, int64_t usual_ns, int threads) {
-  oversubscription.note_step(since_ns, now_ns, usual_ns, threads);
-  return usual_ns;
-}
-void end(int64_t now_ns) { oversubscription.end(now_ns); }
+void end(int64_t now_ns) { end_oversubscription(&own, now_ns); }
 int is_here(int64_t now_ns) {
-  clock_ns = now_ns;
-  return oversubscription.is_here([] { return clock_ns; });
-}
+    clock_ns = now_ns;
+    return is_oversubscribed(&own, clock_now);
 }
 """
 
@@ -156,14 +147,14 @@ int is_here(int64_t now_ns) {
 class Oversubscription:
     """A oversubscription of its own; times are in milliseconds."""
 
-    def __init__(self, path):
-        self.library = ctypes.CDLL(str(path))
+    def __init__(self, code):
+        self.code = code
 
     def is_here(self, now):
-        return bool(self.library.is_here(ctypes.c_int64(int(now * MS))))
+        return bool(self.code.function("is_here")(ctypes.c_int64(int(now * MS))))
 
     def tell(self, name, *times, threads=()):
-        getattr(self.library, name)(*(ctypes.c_int64(int(t * MS)) for t in times), *threads)
+        self.code.function(name, None)(*(ctypes.c_int64(int(t * MS)) for t in times), *threads)
 
     def wait(self, since, now, threads=2):
         self.tell("note_wait", since, now, threads=[threads])
@@ -172,8 +163,7 @@ class Oversubscription:
     def step(self, since, now, usual, threads=2):
         """A step whose threads can't be looked into; return what is usual then."""
         times = (ctypes.c_int64(int(t * MS)) for t in (since, now, usual))
-        self.library.note_step.restype = ctypes.c_int64
-        return self.library.note_step(*times, threads) / MS
+        return self.code.function("step", ctypes.c_int64)(*times, threads) / MS
 
     def works(self, since, now):
         """A run of all threads without a wait."""
@@ -182,10 +172,8 @@ class Oversubscription:
 
 
 @pytest.fixture
-def oversubscription(builder, tmp_path):
-    copy = tmp_path / "oversubscription.so"  # its state is this test's own
-    copy.write_bytes(builder.library([OVERSUBSCRIPTION]).read_bytes())
-    return Oversubscription(copy)
+def oversubscription(builder):
+    return Oversubscription(Code(builder.objects([llvm_of(OVERSUBSCRIPTION)])))
 
 
 def test_who_waits_longer_than_the_work_takes_alone_is_alone_for_twice_as_long(oversubscription):
@@ -272,16 +260,14 @@ def test_oversubscriptions_that_come_back_last_longer_and_runs_without_shorten_t
 
 
 LATE = """
-#include <unistd.h>
-#include "korch_team.h"
-extern "C" int {symbol}_team(void* const* buffers, korch::Member& own) {{
-  if (own.me != 0) usleep(1000 * static_cast<const float*>(buffers[0])[0]);
-  else static_cast<float*>(buffers[1])[0] = own.threads;
-  return 0;
+int {symbol}_team(void *const *buffers, Member *own) {{
+    if (own->me != 0) sleep_us(1000 * ((const float *)buffers[0])[0]);
+    else ((float *)buffers[1])[0] = own->threads;
+    return 0;
 }}
-extern "C" int {symbol}_run(void*, void* const* buffers) {{
-  static_cast<float*>(buffers[1])[0] = 1000 + omp_get_max_threads();  // what a library finds
-  return 0;
+int {symbol}_run(void *state, void *const *buffers) {{
+    ((float *)buffers[1])[0] = 1000 + korch_max_threads(); /* what a library finds */
+    return 0;
 }}
 """
 
@@ -294,7 +280,7 @@ def test_where_threads_come_late_one_runs_all(builder):
     graph = graph_builder.freeze()
     steps = []
     for i, (_, value) in enumerate(graph.outputs):
-        source = LATE.format(symbol=f"k_late{i}")
+        source = llvm_of(MEMBER + SYSTEM + LATE.format(symbol=f"k_late{i}"))
         kernel = Kernel(f"k_late{i}", source, threading=Threading.OWN if i == 3 else Threading.TEAM)
         steps.append(plans.step(graph, [value], kernel))
     executable = Executable(build(graph, steps, replace(plans.TARGET, threads=3), builder))

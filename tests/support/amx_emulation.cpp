@@ -61,8 +61,6 @@ float bf16_at(const uint8_t* at) {
 
 extern "C" {
 
-__attribute__((visibility("hidden"))) int korch_matrix_units() { return 1; }
-
 long emulated_faults() { return faults; }
 long emulated_loads() { return loads; }
 long emulated_configurations() { return configurations; }

@@ -11,7 +11,6 @@ draws the same groups. With `--neon` kernels are built for NEON and run by emula
 from __future__ import annotations
 
 import argparse
-import ctypes
 import sys
 import tempfile
 import time
@@ -32,7 +31,6 @@ from korch.options import Options
 from korch.primitive.types import DType
 from korch.provider.generated import GeneratedProvider
 from korch.provider.provider import Kernel, Provider, load_providers
-from korch.system.libraries import load_globally
 from korch.target import LANES, Target, detect_target
 from korch.testing.emulated import Emulated, missing_commands
 from korch.testing.kernels import check_kernel, load_kernels, texts_of
@@ -146,15 +144,7 @@ def check_cases(cases: Sequence[Case], builder: Builder | Emulated, rng: np.rand
     yield from found
     bad = {finding.case.kernel.symbol for finding in found}
     good = [case for case in cases if case.kernel.symbol not in bad]
-    library: ctypes.CDLL | Emulated
-    if isinstance(builder, Emulated):
-        library = load_kernels([case.kernel for case in good], builder)
-    else:
-        names = sorted({name for case in good for name in case.kernel.libraries})
-        load_globally(names)
-        units = [good[i : i + UNIT] for i in range(0, len(good), UNIT)]
-        texts = [text for unit in units for text in texts_of([case.kernel for case in unit])]
-        library = ctypes.CDLL(str(builder.library(texts, names)))
+    library = load_kernels([case.kernel for case in good], builder)
     for case in good:
         inputs = random_arrays(rng, case.group.input_types)
         if any(p.op == "div" for p in case.group.body.primitives):  # keeps sums that are divisors away from 0

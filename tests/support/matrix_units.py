@@ -2,45 +2,66 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
-from collections.abc import Callable, Sequence
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from unittest import mock
 
-from korch.measure.compiler import Builder, CompileFailure
+from korch.measure.compiler import Builder
 from korch.measure.toolchain import ISA_COMPILER_FLAGS
 from korch.provider.provider import Kernel
-from korch.system.deadline import Deadline
 from korch.target import Target, has_matrix_units
-from korch.tile.llvm.tiles import UNITS
+from korch.tile.llvm.isa import ISAS
+from korch.tile.llvm.print import MARK
+from korch.tile.llvm.tiles import READY
 
-EMULATION = Path(__file__).with_name("amx_emulation.cpp").read_text("utf-8")
-NOT_READY = EMULATION.replace("int korch_matrix_units() { return 1; }", "int korch_matrix_units() { return 0; }")
+SOURCE = Path(__file__).with_name("amx_emulation.cpp")
+CALL = r"@llvm\.x86\.(ldtilecfg|tile\w+|tdp\w+)\("
+
+IS_READY = f'{MARK}generic\ntarget triple = "{ISAS["amx"].triple}"\ndefine i32 @{READY}() {{ ret i32 1 }}\n'
+NOT_READY = IS_READY.replace("ret i32 1", "ret i32 0")
 """Tells kernels that the system does not give them the units."""
 
-TILE_CALL = re.compile(r"@llvm\.x86\.(ldtilecfg|tile\w+|tdp\w+)")
+
+@cache
+def emulation() -> ctypes.CDLL:
+    """Return the loaded emulation."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "emulation.so")
+        command = [sys.executable, "-m", "ziglang", "c++", "-O1", "-shared", "-fPIC", "-fno-sanitize=all", str(SOURCE)]
+        subprocess.run([*command, "-std=c++20", "-o", str(path)], check=True)
+        return ctypes.CDLL(str(path))
 
 
 def denied(kernel: Kernel) -> Kernel:
     """Return a kernel to which the system does not give the units."""
-    assert UNITS in kernel.units
-    return replace(kernel, units=tuple(NOT_READY if unit == UNITS else unit for unit in kernel.units))
+    assert f"@{READY}()" in kernel.source
+    return replace(kernel, units=(*kernel.units, NOT_READY))
 
 
 class EmulatedUnits(Builder):
     """Compiles kernels in LLVM IR with calls of an emulation in place of instructions for tile registers."""
 
-    def compile(
-        self, sources: Sequence[str], deadline: Deadline | None = None, tell: Callable[[int], None] = lambda done: None
-    ) -> list[Path | CompileFailure | None]:
-        """Compile texts to objects."""
-        return super().compile([emulated(source) for source in sources], deadline, tell)
+    def objects(self, sources: Sequence[str]) -> bytes:
+        """Compile texts to objects; unless one of them says otherwise, the units are ready."""
+        says = any(f"define i32 @{READY}()" in source for source in sources)
+        return super().objects([*map(emulated, sources), *([] if says else [IS_READY])])
 
 
 def emulated(source: str) -> str:
-    """Return a source that calls the emulation, or the emulation for the source that asks the system for units."""
-    return EMULATION if source == UNITS else TILE_CALL.sub(r"@emulated_\1", source)
+    """Return a source that calls the emulation, which is loaded in this process."""
+    without = re.sub(rf"^declare .*{CALL}.*\n", "", source, flags=re.MULTILINE)
+    return re.sub(CALL, lambda found: f"inttoptr (i64 {_address(found[1])} to ptr)(", without)
+
+
+def _address(name: str) -> int:
+    return ctypes.cast(getattr(emulation(), f"emulated_{name}"), ctypes.c_void_p).value or 0
 
 
 def matrix_units(target: Target, folder: Path, l2_bytes: int = 256 << 10) -> tuple[Target, Builder]:

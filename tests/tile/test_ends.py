@@ -103,7 +103,7 @@ def run(case: Case, library: ctypes.CDLL, kernel: Kernel, n: int, inputs: Sequen
         place[:] = 0xFF
     buffers = [*memory, np.array([n], np.int64)]
     pointers = (ctypes.c_void_p * len(buffers))(*(buffer.ctypes.data for buffer in buffers))
-    assert getattr(library, f"{kernel.symbol}_run")(None, pointers) == 0
+    assert library.function(f"{kernel.symbol}_run")(None, pointers) == 0
     return offer.outputs[0].unpack(memory[len(inputs)].view(np.float32), type_.shape)
 
 

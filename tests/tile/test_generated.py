@@ -233,7 +233,7 @@ def test_spans_are_written_whatever_line_they_begin_in(offset, target, builder):
         end = 64 + offset + expected.nbytes
         pointers = (ctypes.c_void_p * 3)(x.ctypes.data, memory.ctypes.data + 64 + offset, None)
         library = load_kernels([kernel], builder)
-        assert getattr(library, kernel.symbol + "_run")(None, pointers) == 0
+        assert library.function(kernel.symbol + "_run")(None, pointers) == 0
         found = memory[64 + offset : end].view(np.float32).reshape(expected.shape)
         np.testing.assert_array_equal(found, expected)
         assert (memory[: 64 + offset] == 0xFF).all() and (memory[end:] == 0xFF).all()

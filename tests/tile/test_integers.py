@@ -104,7 +104,7 @@ def run(kernel: Kernel, program: TileProgram, arrays, library: ctypes.CDLL):
     room = np.zeros(kernel.workspace_bytes + 64, np.uint8)
     memory = [np.ascontiguousarray(array) if array.size else np.zeros(64, array.dtype) for array in arrays]
     pointers = (ctypes.c_void_p * (len(memory) + 2))(*(x.ctypes.data for x in (*memory, output, room)))
-    assert getattr(library, kernel.symbol + "_run")(None, pointers) == 0
+    assert library.function(kernel.symbol + "_run")(None, pointers) == 0
     return output[: result.size]
 
 

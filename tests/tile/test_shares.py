@@ -118,7 +118,7 @@ def test_any_number_of_threads_computes_all_rows_once(threads: int, target: Targ
             room = [aligned_bytes(kernel.workspace_bytes)] * bool(kernel.workspace_bytes)
             buffers = [*memory, *room, np.array([n], np.int64)]
             pointers = (ctypes.c_void_p * len(buffers))(*(buffer.ctypes.data for buffer in buffers))
-            run = getattr(library, f"{kernel.symbol}_task")
+            run = library.function(f"{kernel.symbol}_task")
             for me in range(threads):
                 first, last = (min(n, -(-n // threads) * k) for k in (me, me + 1))
                 run(0, pointers, ctypes.c_long(first), ctypes.c_long(last), ctypes.c_long(0))

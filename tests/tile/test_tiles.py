@@ -8,7 +8,6 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from korch.measure.compiler import Builder
 from korch.primitive.types import DType
 from korch.provider.conv import ConvProvider
 from korch.provider.gemm import GemmProvider
@@ -19,7 +18,7 @@ from korch.tile.llvm.instructions import DOTS, DotInstruction
 from korch.tile.llvm.isa import ISAS
 from korch.tile.llvm.print import module
 from tests.provider.test_bytes import conv, product
-from tests.support.matrix_units import EMULATION, EmulatedUnits
+from tests.support.matrix_units import EmulatedUnits, emulation
 
 TILES = [dot for dot in DOTS if dot.in_tiles]
 AMX = Target(isa="amx", lanes=16, threads=1, l2_bytes=2 << 20)
@@ -45,11 +44,6 @@ def test_each_instruction_is_one_of_the_machine(dot: DotInstruction):
     assert dot.terms % dot.group == 0 and dot.group * dot.a.size_bytes == 4
 
 
-@pytest.fixture(scope="module")
-def emulation(tmp_path_factory) -> ctypes.CDLL:
-    return ctypes.CDLL(str(Builder("generic", tmp_path_factory.mktemp("emulation")).library([EMULATION])))
-
-
 def configuration(rows=(16,) * 8, row_bytes=(64,) * 8, palette=1) -> bytes:
     sizes = np.zeros(16, np.uint16)
     sizes[:8] = row_bytes
@@ -58,9 +52,9 @@ def configuration(rows=(16,) * 8, row_bytes=(64,) * 8, palette=1) -> bytes:
 
 @pytest.mark.parametrize("dot", TILES, ids=lambda dot: dot.name.rpartition(".")[2])
 @pytest.mark.parametrize(("rows", "groups"), [(16, 16), (5, 3)])
-def test_tiles_compute_what_is_declared(dot, rows, groups, emulation, rng):
+def test_tiles_compute_what_is_declared(dot, rows, groups, rng):
     """Operands in the declared layout: rows of a, and all columns of b for each group of terms."""
-    emulation.emulated_ldtilecfg(
+    emulation().emulated_ldtilecfg(
         configuration((rows,) * 6 + (groups,) * 2, (64, 64, 64, 64, 4 * groups, 4 * groups, 64, 64))
     )
     terms = groups * dot.group
@@ -77,24 +71,24 @@ def test_tiles_compute_what_is_declared(dot, rows, groups, emulation, rng):
         raw, kind = [a.astype(dot.a.numpy), b.astype(dot.b.numpy)], np.int32
     grouped = np.ascontiguousarray(raw[1].reshape(groups, dot.group, dot.columns).swapaxes(1, 2))
     start = rng.integers(-99, 99, (rows, dot.columns)).astype(kind)
-    found, before = np.zeros_like(start), emulation.emulated_faults()
+    found, before = np.zeros_like(start), emulation().emulated_faults()
     for register, array, step in ((0, start, 64), (4, raw[0], raw[0].strides[0]), (6, grouped, 64)):
-        emulation.emulated_tileloadd64(register, array.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(step))
-    getattr(emulation, f"emulated_{dot.name.rpartition('.')[2]}")(0, 4, 6)
-    emulation.emulated_tilestored64(0, found.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(64))
-    assert emulation.emulated_faults() == before
+        emulation().emulated_tileloadd64(register, array.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(step))
+    getattr(emulation(), f"emulated_{dot.name.rpartition('.')[2]}")(0, 4, 6)
+    emulation().emulated_tilestored64(0, found.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(64))
+    assert emulation().emulated_faults() == before
     np.testing.assert_array_equal(found, start + (a @ b).astype(kind))
 
 
-def test_the_emulation_finds_faults(emulation):
+def test_the_emulation_finds_faults():
     memory = ctypes.create_string_buffer(16 * 64)
 
     def faults(*calls) -> list[int]:
         found = []
         for name, *given in calls:
-            before = emulation.emulated_faults()
-            getattr(emulation, f"emulated_{name}")(*given)
-            found.append(emulation.emulated_faults() - before)
+            before = emulation().emulated_faults()
+            getattr(emulation(), f"emulated_{name}")(*given)
+            found.append(emulation().emulated_faults() - before)
         return found
 
     load = ("tileloadd64", 0, memory, ctypes.c_int64(64))
@@ -105,7 +99,7 @@ def test_the_emulation_finds_faults(emulation):
     some = configuration((16,) * 6 + (8,) * 2)
     assert faults(("ldtilecfg", some), load, dot, ("tdpbssd", 0, 0, 6), ("tilezero", 8)) == [0, 0, 1, 1, 1]
     assert faults(("ldtilecfg", configuration()), dot, ("tilerelease",)) == [0, 0, 0]
-    assert emulation.emulated_is_configured() == 0
+    assert emulation().emulated_is_configured() == 0
 
 
 @pytest.mark.parametrize(
@@ -126,8 +120,8 @@ def test_tiles_are_loaded_once_per_step(provider, group, loads, contractions, ta
     kernel = provider().build(group, offer, AMX)
     library = load_kernels([kernel], builder)
     inputs = [rng.integers(0, 100, t.shape).astype(t.dtype.numpy) for t in group.input_types]
+    counts = (emulation().emulated_faults, emulation().emulated_configurations, emulation().emulated_loads)
+    before = [count() for count in counts]
     run_kernel(kernel, group, offer, inputs, builder, library=library)
-    assert library.emulated_faults() == 0
-    assert library.emulated_is_configured() == 0
-    assert library.emulated_configurations() == contractions
-    assert library.emulated_loads() == loads
+    assert emulation().emulated_is_configured() == 0
+    assert [count() - n for count, n in zip(counts, before, strict=True)] == [0, contractions, loads]

@@ -13,13 +13,12 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 from korch.candidate.candidate import ALL_PAIRS
 from korch.records import read_record
 from korch.system.deadline import Deadline
-from korch.system.libraries import load_globally
+from korch.system.native import runtime
 from korch.target import OF_COMPONENTS, Target
 
 FACT = "calibration-5"
@@ -199,21 +198,17 @@ class Calibration:
         return read_record(Calibration, json.loads(text), "calibration")
 
 
-def calibrate(timer: Path, target: Target, end: Deadline | None = None) -> Calibration:
+def calibrate(target: Target, end: Deadline | None = None) -> Calibration:
     """Measure the machine, which takes about three seconds if it is idle.
 
     Args:
-        timer: the shared library built from `korch_timer.cpp`.
         target: has the number of threads and the cache sizes.
         end: when each rate is tried only once more, if it was not tried yet; rates may then be too low.
     """
     end = end or Deadline()
-    load_globally(())
-    library = ctypes.CDLL(str(timer))
-    for name in ("read", "pass", "write", "stream", "flop", "split"):
-        getattr(library, f"korch_{name}_rate").restype = ctypes.c_double
-    library.korch_time.restype = library.korch_region_ns.restype = ctypes.c_int64
-    before = library.korch_threads(ctypes.c_int(target.threads))
+    library = runtime()
+    library.korch_use_units(ctypes.c_int(target.lanes), ctypes.c_int(target.isa == "amx"))
+    before = library.korch_set_threads(ctypes.c_int(target.threads))
     try:
         nothing = [
             library.korch_time(library.korch_nothing, None, None, ctypes.c_int64(1000)) / 1e3 for _ in range(1000)
@@ -229,7 +224,7 @@ def calibrate(timer: Path, target: Target, end: Deadline | None = None) -> Calib
         )
     finally:
         library.korch_free_memory()
-        library.korch_threads(ctypes.c_int(before))  # restore the number of threads for the caller's own OpenMP code
+        library.korch_set_threads(ctypes.c_int(before))
 
 
 def _levels(library: ctypes.CDLL, target: Target, end: Deadline) -> tuple[tuple[MemoryLevel, ...], int]:

@@ -1,6 +1,6 @@
-"""Sources -> shared libraries, through the system's C++ compiler and a content-addressed cache.
+"""Sources -> relocatable objects, through compilers and a content-addressed cache.
 
-Objects and libraries are named after the hash of all that they depend on. They are written under a
+Objects are named after the hash of all that they depend on. They are written under a
 temporary name and then moved, so that no process ever sees an incomplete file. Each has a file with its
 SHA-256 next to it, so that a damaged file is detected and built again.
 """
@@ -24,20 +24,18 @@ from pathlib import Path
 from korch.errors import CompileError
 from korch.measure.compiler_process import TICK_SECONDS, CompilerRefusedError, KilledError, StoppedError, run_compiler
 from korch.measure.llvm_process import compile_llvm, llvm_identity
-from korch.measure.toolchain import FLAGS, ISA_COMPILER_FLAGS, find_compiler, link_flags, own_flags
+from korch.measure.toolchain import FLAGS, ISA_COMPILER_FLAGS, find_compiler, own_flags
 from korch.options import default_cache_folder
+from korch.system.archive import pack_objects
 from korch.system.cores import usable_cores
 from korch.system.deadline import Deadline
 from korch.system.files import make_private
-from korch.system.libraries import find_headers
 from korch.system.scratch import scratch_folder
 from korch.tile.llvm.print import MARK
 
 logger = logging.getLogger("korch.measure")
 
 NATIVE_FOLDER = Path(__file__).resolve().parent.parent / "native"
-ONEDNN_HEADER = "<oneapi/dnnl/dnnl.h>"
-"""A source that includes it is compiled with the folder of oneDNN's headers."""
 
 LATE = 1.5
 """A compiler may take this many times its longest time, also after the end: the machine may just be busy."""
@@ -68,7 +66,7 @@ class CompileFailure:
 
 
 class Builder:
-    """Compiles and links into a cache folder."""
+    """Compiles into a cache folder."""
 
     def __init__(self, isa: str, cache_folder: Path | None = None, end: Deadline | None = None) -> None:
         """Find the compiler.
@@ -85,8 +83,8 @@ class Builder:
         # Compilers run in folders of their own.
         self.folder = usable_folder(cache_folder or default_cache_folder()).absolute() / KERNELS
         own = own_flags(self.compiler.version, isa)
-        self.flags = (*FLAGS, *own, *ISA_COMPILER_FLAGS[isa], *self.compiler.openmp)
-        headers = "".join(p.read_text("utf-8") for p in sorted(NATIVE_FOLDER.iterdir()) if p.is_file())
+        self.flags = (*FLAGS, *own, *ISA_COMPILER_FLAGS[isa])
+        headers = "".join(p.read_text("utf-8") for p in sorted(NATIVE_FOLDER.glob("*.h")))
         stamp = (self.compiler.identity, *self.flags, headers)
         self._salt = hashlib.sha256("\n".join(stamp).encode()).hexdigest()
         self._ahead = _Ahead()
@@ -139,42 +137,18 @@ class Builder:
             stop.stop()
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def link(self, objects: Iterable[Path], libraries: Iterable[str] = ()) -> Path:
-        """Link objects to a shared library.
+    def objects(self, sources: Sequence[str]) -> bytes:
+        """Compile texts, and return an archive of their objects.
 
         Raises:
-            CompileError: the linker reports an error.
-        """
-        files = list(objects)
-        flags = link_flags(sorted(set(libraries)))
-        target = self.folder / f"{self._key(*(p.name for p in files), *flags)}.so"
-
-        def make(temporary: Path) -> None:
-            command = [
-                *self.compiler.command,
-                "-shared",
-                *self.compiler.openmp,
-                "-o",
-                str(temporary),
-                *map(str, files),
-                *flags,
-            ]
-            self._run(command, temporary)
-
-        return self._cached(target, make)
-
-    def library(self, sources: Sequence[str], libraries: Iterable[str] = ()) -> Path:
-        """Compile and link.
-
-        Raises:
-            CompileError: the compiler or the linker reports an error.
+            CompileError: the compiler refuses a text, or does not end.
         """
         objects = self.compile(list(dict.fromkeys(sources)))
         for found in objects:
             if isinstance(found, CompileFailure):
                 what = found.message if found.was_killed else f"the compiler refused a source: {found.message}"
                 raise CompileError(what, hint="`korch doctor` checks it")
-        return self.link([p for p in objects if isinstance(p, Path)], libraries)
+        return pack_objects(path.read_bytes() for path in objects if isinstance(path, Path))
 
     def missing_work(self, sources: Iterable[str]) -> float:
         """Return the work to compile those texts that were not compiled before; the unit is a long text in C++."""
@@ -196,13 +170,6 @@ class Builder:
             raise
         self._longest_s, self._hangs = max(self._longest_s, time.monotonic() - begun_s), False
 
-    def _include(self, source: str) -> list[str]:
-        """Return the -I flags for the headers of a source."""
-        found = [f"-I{NATIVE_FOLDER}"]
-        if ONEDNN_HEADER in source and (headers := find_headers("dnnl.h")) is not None:
-            found.append(f"-I{headers}")
-        return found
-
     def _object(
         self, source: str, stop: Deadline | None = None, *, is_needed: bool = False
     ) -> Path | CompileFailure | None:
@@ -217,15 +184,7 @@ class Builder:
                 return
             text = temporary.with_suffix(".cpp")
             text.write_text(source)
-            command = [
-                *self.compiler.command,
-                *self.flags,
-                *self._include(source),
-                "-c",
-                text.name,
-                "-o",
-                temporary.name,
-            ]
+            command = [*self.compiler.command, *self.flags, f"-I{NATIVE_FOLDER}", "-c", text.name, "-o", temporary.name]
             self._run(command, temporary, stop)
 
         try:

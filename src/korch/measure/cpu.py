@@ -28,8 +28,6 @@ from korch.provider.in_place import InPlaceProvider
 from korch.provider.provider import Kernel, Provider
 from korch.schedule.contraction import is_of_bytes
 from korch.system.deadline import Deadline
-from korch.system.libraries import needed_libraries
-from korch.system.native import native_text
 from korch.target import Target, detect_target
 
 logger = logging.getLogger("korch.measure")
@@ -123,9 +121,6 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         folder = self.builder.folder.parent
         self.database = Database(folder, self.target.fingerprint)
         self.pace = Pace(self.database.fact(PACE_FACT))
-        timer = native_text("korch_timer.cpp")
-        with self.pace.noting("compile", 2 * self.builder.missing_work([timer])):
-            self._timer = self.builder.library([timer])
         self._keeps_calibration = True
         self.calibration = self._calibrate()
         self.reads_weights_from_memory = weights_bytes > self.calibration.kept_bytes
@@ -134,7 +129,6 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             self.database = Database(folder, self.target.fingerprint, conditions="cold weights")
             self.calibration = self._calibrate(self.calibration)
         self._counts: dict[str, tuple[float, bool]] = {}  # by group: the operations, and whether it has windows
-        self.builder.begin([native_text("korch_runtime.cpp")])  # every plan needs it; nothing is timed yet
 
     def known(self, candidate: Candidate) -> Record | None:
         """Return the record of a candidate from this run or the database; None if there is none."""
@@ -233,21 +227,17 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         super().close()
 
     def measure_batch(self, batch: Sequence[Candidate], kernels: Mapping[str, Kernel], deadline: Deadline) -> None:
-        """Compile kernels to one library and time them."""
+        """Compile kernels and time them."""
         compiled = self._compiled(batch, kernels, deadline)
         if not compiled:
             return
-        names = sorted({name for c, _ in compiled for name in kernels[c.key].libraries})
-        library = self.builder.link(dict.fromkeys(path for _, paths in compiled for path in paths), names)
         left_s = deadline.left_s
         self.tell(f"timing {len(compiled)} kernels")
         begun_s = time.monotonic()
         records = time_kernels(
             [self._job(c, kernels[c.key]) for c, _ in compiled],
             Setup(
-                library,
-                self._timer,
-                needed_libraries(names),
+                tuple(dict.fromkeys(path for _, paths in compiled for path in paths)),
                 self.options.threads,
                 own_cache_bytes=self.target.l2_bytes,
                 l3_bytes=self.target.l3_bytes,
@@ -322,7 +312,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         if known is None:
             budget_s = self.options.budget_s
             end = Deadline() if budget_s is None else Deadline.after(CALIBRATION_LIMIT_S, time.monotonic())
-            known = calibrate(self._timer, self.target, end)
+            known = calibrate(self.target, end)
             self._keeps_calibration = not end.is_over
         if self._keeps_calibration:
             self.database.put_fact(FACT, known.to_text())

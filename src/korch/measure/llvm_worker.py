@@ -27,6 +27,7 @@ def main() -> None:
         llvm.set_option("korch", option)
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
+    llvm.initialize_native_asmparser()
     for line in sys.stdin:
         source, target = line.rstrip("\n").split("\t")
         try:

@@ -24,10 +24,6 @@ LEAST_ROUNDS = 5
 KERNEL_NS = 60_000_000
 HANG_SECONDS = 10.0
 
-SPIN_COUNT = 50_000
-"""How often an idle OpenMP thread checks for work before it sleeps. This takes about a millisecond, so that the
-thread is awake when a kernel begins. On a busy machine, a longer wait would only use up its share of the core."""
-
 ENOUGH_SECONDS = 600.0
 """The time limit for one batch if no shorter one is given."""
 
@@ -72,19 +68,15 @@ class Setup:
     """The process that times kernels.
 
     Attributes:
-        library: the shared library with the kernels.
-        timer: the shared library built from `korch_timer.cpp`.
-        preload: shared libraries that these two call.
-        threads: OpenMP threads.
+        objects: the files with the kernels' objects.
+        threads: the threads of a kernel.
         own_cache_bytes: the size of a core's private caches; other data fill them before each run.
         l3_bytes: the size of the cache that the cores share.
         hang_seconds: how long a kernel may run before it counts as hung.
         environment: further environment variables.
     """
 
-    library: Path
-    timer: Path
-    preload: Sequence[Path] = ()
+    objects: Sequence[Path]
     threads: int = 1
     own_cache_bytes: int = 1 << 20
     l3_bytes: int = 32 << 20
@@ -95,11 +87,11 @@ class Setup:
 def time_kernels(
     jobs: Sequence[Job], setup: Setup, seconds: float | None = None, stop: Deadline | None = None
 ) -> list[Measured | Failed | None]:
-    """Time kernels of one library.
+    """Time kernels.
 
     Args:
         jobs: the kernels.
-        setup: the kernels' library, and the process that runs them.
+        setup: the kernels' objects, and the process that runs them.
         seconds: the time after which kernels that have a sample get no more.
         stop: when to end in any case.
 
@@ -107,9 +99,7 @@ def time_kernels(
         A measurement or a failure for each job; None for a job that was not timed before the end.
     """
     task = {
-        "library": str(setup.library),
-        "timer": str(setup.timer),
-        "preload": [str(p) for p in setup.preload],
+        "objects": [str(path) for path in setup.objects],
         "threads": setup.threads,
         "rounds": ROUNDS,
         "least_rounds": LEAST_ROUNDS,
@@ -129,16 +119,5 @@ def time_kernels(
         }
         for job in jobs
     ]
-    environment = {**openmp_environment(setup.threads), **setup.environment}
-    with MeasuringProcess("korch.measure.worker", environment) as process:
+    with MeasuringProcess("korch.measure.worker", setup.environment) as process:
         return run_jobs(rows, task, process, setup.hang_seconds, stop)
-
-
-def openmp_environment(threads: int) -> dict[str, str]:
-    """Return the environment variables of OpenMP for a process that times kernels.
-
-    If there are as many threads as cores, each thread is bound to a core: otherwise, on a busy machine, the system
-    would let two of them wait for the same core. Fewer threads are not bound, so that they can move to idle cores.
-    """
-    found = {"OMP_NUM_THREADS": str(threads), "GOMP_SPINCOUNT": str(SPIN_COUNT)}
-    return found | ({"OMP_PROC_BIND": "true"} if threads == len(os.sched_getaffinity(0)) else {})

@@ -9,14 +9,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from korch.errors import CompileError
 from korch.system.extras import install_command
-from korch.system.libraries import find_headers, find_library
 
 FLAGS = (
     "-std=c++20",
@@ -26,6 +24,8 @@ FLAGS = (
     "-fno-trapping-math",
     "-ffp-contract=fast",
     "-fwrapv",
+    "-fno-exceptions",
+    "-fno-asynchronous-unwind-tables",
     "-Wno-psabi",
     "-w",
 )
@@ -70,12 +70,10 @@ class Compiler:
     Attributes:
         command: the command line that calls it.
         version: the first line that it prints for --version.
-        openmp: the flags that switch OpenMP on.
     """
 
     command: tuple[str, ...]
     version: str
-    openmp: tuple[str, ...]
 
     @property
     def identity(self) -> str:
@@ -130,30 +128,4 @@ def _try(command: tuple[str, ...]) -> Compiler | None:
     if done.returncode:
         return None
     version = done.stdout.splitlines()[0] if done.stdout else command[0]
-    is_gcc = "clang" not in done.stdout.lower()
-    return Compiler(command, version, ("-fopenmp",) if is_gcc else _clang_openmp())
-
-
-def _clang_openmp() -> tuple[str, ...]:
-    flags = ["-fopenmp=libiomp5"] if find_library("iomp5") else ["-fopenmp"]
-    if (headers := find_headers("omp.h")) is not None:
-        flags.append(f"-I{headers}")
-    if (library := find_library("iomp5")) is not None:
-        flags.append(f"-L{library.parent}")
-    return tuple(flags)
-
-
-def link_flags(names: Sequence[str]) -> list[str]:
-    """Return the linker's flags for some libraries.
-
-    At run time they are first searched for in the folder of the library that needs them, where `korch unpack`
-    puts them.
-    """
-    flags = ["-Wl,-rpath,$ORIGIN"]
-    for name in names:
-        path = find_library(name)
-        if path is None:
-            flags.append(f"-l{name}")
-        else:
-            flags += [str(path), f"-Wl,-rpath,{path.parent}"]
-    return flags
+    return Compiler(command, version)

@@ -1,4 +1,4 @@
-"""The measuring process: loads libraries and times kernels; its caller survives if it crashes or hangs.
+"""The measuring process: loads objects and times kernels; its caller survives if it crashes or hangs.
 
 It reads one job list as a JSON line from stdin and writes JSON lines: `{"unready": text}` if a
 library does not load, `{"at": i}` before it runs kernel i, `{"sample": [i, ns, away_ns]}` after
@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,9 @@ import numpy.typing as npt
 
 from korch.measure.record import CLEAN_SAMPLES, is_disturbed
 from korch.system.alignment import align_up, aligned_bytes
+from korch.system.archive import pack_objects
 from korch.system.cores import short_slices
+from korch.system.native import Code, runtime
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -88,8 +91,8 @@ class BufferSpan(ctypes.Structure):
 class LoadedJob:
     """One kernel, ready to run."""
 
-    def __init__(self, library: ctypes.CDLL, spec: dict[str, Any], threads: int) -> None:
-        self.function = getattr(library, spec["symbol"] + "_run")
+    def __init__(self, code: Code, spec: dict[str, Any], threads: int) -> None:
+        self.function = code.function(spec["symbol"] + "_run")
         rng = np.random.default_rng(0)
         # One block of huge pages, like an executable's arena: with small pages it is random which parts of a
         # buffer map to the same set of a cache.
@@ -104,8 +107,7 @@ class LoadedJob:
         self.state: int | None = None
         self.error = ""
         if spec["has_state"]:
-            create = getattr(library, spec["symbol"] + "_create")
-            create.restype = ctypes.c_void_p
+            create = code.function(spec["symbol"] + "_create", ctypes.c_void_p)
             text = ctypes.create_string_buffer(512)
             self.state = create(ctypes.c_int(threads), text, ctypes.c_size_t(512))
             if not self.state:
@@ -126,18 +128,17 @@ def end_with(parent: int) -> None:
         os._exit(1)
 
 
-def load(task: dict[str, Any]) -> tuple[ctypes.CDLL, ctypes.CDLL]:
-    """Load the libraries of a task and return the timer and the kernels.
+def load(task: dict[str, Any]) -> Code:
+    """Load the objects of a task, and prepare the threads.
 
     Raises:
-        OSError: a library can't be loaded.
+        OSError: an object can't be read.
+        ValueError: an object can't be loaded.
     """
-    for path in task["preload"]:
-        ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-    timer = ctypes.CDLL(task["timer"])
-    timer.korch_time_fresh.restype = ctypes.c_int64
-    timer.korch_threads(ctypes.c_int(task["threads"]))
-    return timer, ctypes.CDLL(task["library"])
+    native, threads = runtime(), ctypes.c_int(task["threads"])
+    native.korch_bind(threads)
+    native.korch_set_threads(threads)
+    return Code(pack_objects(Path(path).read_bytes() for path in task["objects"]))
 
 
 def serve() -> None:
@@ -157,12 +158,12 @@ def _serve() -> None:
         out.write(json.dumps(line) + "\n")
 
     try:
-        timer, library = load(task)
-    except OSError as error:
+        code = load(task)
+    except (OSError, ValueError) as error:
         say(unready=str(error))
         os._exit(1)
 
-    own_bytes = ctypes.c_int64(task["own_cache_bytes"])
+    timer, own_bytes = runtime(), ctypes.c_int64(task["own_cache_bytes"])
     own_all = task["threads"] * task["own_cache_bytes"]
     memory = aligned_bytes(max(2 * own_all, min(2 * task["l3_bytes"], OTHER_BYTES), 128))
     memory[:] = 0
@@ -189,7 +190,7 @@ def _serve() -> None:
     end_s = time.monotonic() + task["seconds"]
     for i, spec in enumerate(task["jobs"]):
         say(at=i)
-        job = LoadedJob(library, spec, task["threads"])
+        job = LoadedJob(code, spec, task["threads"])
         if job.error:
             say(failed=[i, "not created", job.error])
             continue

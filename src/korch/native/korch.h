@@ -1,13 +1,8 @@
-/* The C interface of a library that Korch builds.
+/* The C interface of Korch's runtime, `libkorch_runtime`.
  *
- * A library holds one plan, or several plans for different shapes of the inputs, which share kernels. `korch_create`
- * takes the packed constants (the tensors of the artifact's weights.safetensors, in the order of `korch_constants`;
- * for one of several plans, those that program.json names), allocates the arena and prepares every kernel.
- * `korch_run` does not allocate memory and only runs kernels.
- *
- * `korch unpack` writes the packed constants as weights.bin: first an int64_t, the number of offsets; then
- * an int64_t for each constant of the first plan in the order of `korch_constants`, then for each constant
- * of the next plan: the offset of its tensor in the file, a multiple of 64; then the tensors.
+ * A model is one plan, or several plans for different shapes of the inputs, which share kernels and weights.
+ * `korch_open` loads a folder that `korch unpack` has written. `korch_create` allocates a plan's arena and prepares every
+ * kernel; `korch_run` allocates nothing and only runs kernels.
  */
 #ifndef KORCH_H
 #define KORCH_H
@@ -19,7 +14,7 @@
 extern "C" {
 #endif
 
-#define KORCH_ABI_VERSION 4
+#define KORCH_ABI_VERSION 5
 
 /* A model input, a model output or a packed constant. */
 typedef struct {
@@ -30,14 +25,25 @@ typedef struct {
     int64_t size_bytes;
 } korch_tensor;
 
-/* A plan. Where a function takes one, null stands for the first plan. */
+typedef struct korch_model korch_model;
 typedef struct korch_plan korch_plan;
+typedef struct korch_handle korch_handle;
 
 /* The version of this interface that the library was built with. */
 int korch_abi_version(void);
 
+/* Load a folder that `korch unpack` has written: the kernels for the best instruction set that this CPU has, and the
+ * weights. If that fails, return null; error then receives a message, truncated to error_size bytes. */
+korch_model *korch_open(const char *folder, char *error, size_t error_size);
+
+/* Free a model, after all of its handles. Null is allowed. */
+void korch_close(korch_model *model);
+
 /* All plans. Use the plan whose inputs have the shapes of your inputs. */
-const korch_plan *const *korch_plans(int64_t *count);
+const korch_plan *const *korch_plans(const korch_model *model, int64_t *count);
+
+/* The packed constants of a plan of a model, in the order of `korch_constants`. */
+const void *const *korch_weights(const korch_model *model, const korch_plan *plan);
 
 /* Descriptions, in the order in which pointers are passed. */
 const korch_tensor *korch_inputs(const korch_plan *plan, int64_t *count);
@@ -51,14 +57,13 @@ const char *const *korch_kernels(const korch_plan *plan, int64_t *count);
 /* The size of the arena that a handle allocates, in bytes. */
 int64_t korch_arena_bytes(const korch_plan *plan);
 
-/* Prepare to run.
+/* Prepare to run. If that fails, return null, with a message in error.
  *
- * constants: aligned to 64 bytes; they must stay valid and unchanged until korch_destroy.
- * threads: the OpenMP threads of every run, at most 1024; the number that the artifact was built for.
- * error: receives a message, truncated to error_size bytes, if null is returned.
+ * constants: the packed constants, aligned to 64 bytes; they must stay valid and unchanged until korch_destroy.
+ * threads: the threads of every run, at most 1024; 0 for the number that the plan was built for.
  */
-void *korch_create(const korch_plan *plan, const void *const *constants, int threads, char *error,
-                   size_t error_size);
+korch_handle *korch_create(const korch_plan *plan, const void *const *constants, int threads, char *error,
+                           size_t error_size);
 
 /* Run once. Inputs and outputs are dense, row-major, and aligned to their element's size; no output may
  * overlap another tensor. Calls on the same handle are serialized; calls on different handles run
@@ -66,11 +71,10 @@ void *korch_create(const korch_plan *plan, const void *const *constants, int thr
  *
  * Returns 0, 1 + the position of the kernel that failed, or KORCH_INTERRUPTED.
  */
-int korch_run(void *handle, const void *const *inputs, void *const *outputs);
+int korch_run(korch_handle *handle, const void *const *inputs, void *const *outputs);
 
 /* The same, and write the nanoseconds of each kernel to kernel_ns. */
-int korch_run_timed(void *handle, const void *const *inputs, void *const *outputs,
-                    int64_t *kernel_ns);
+int korch_run_timed(korch_handle *handle, const void *const *inputs, void *const *outputs, int64_t *kernel_ns);
 
 /* If this is set, a SIGINT during a run in the process's main thread ends the run between two kernels or tasks, after the
  * process's own signal handler has been called. The outputs are then undefined; the handle can be used again. A run is not
@@ -79,7 +83,7 @@ int korch_run_timed(void *handle, const void *const *inputs, void *const *output
 extern int korch_catches_interrupts;
 
 /* Free a handle of korch_create. Null is allowed. */
-void korch_destroy(void *handle);
+void korch_destroy(korch_handle *handle);
 
 #ifdef __cplusplus
 }

@@ -2,7 +2,7 @@
 
 With them, Korch runs every model that ONNX Runtime runs: the rest of the graph is optimized around
 such operators. The kernel is native: its source contains the node's model as bytes, and
-`korch_onnxruntime.cpp` calls the library's C interface on Korch's own buffers.
+`korch_onnxruntime.c` calls the library's C interface on Korch's own buffers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -25,8 +24,7 @@ from korch.provider.content import content_version
 from korch.provider.opaque import is_one_node, node_of
 from korch.provider.provider import Kernel, named_kernel
 from korch.system.extras import install_command
-from korch.system.libraries import ONNXRUNTIME, announce_onnxruntime, find_onnxruntime
-from korch.system.native import native_text
+from korch.system.libraries import ONNXRUNTIME, find_onnxruntime
 from korch.target import Target
 from korch.tile.llvm.constants import Constants
 
@@ -51,7 +49,6 @@ class OnnxRuntimeProvider:
     def __init__(self) -> None:
         if importlib.util.find_spec("onnxruntime") is None or find_onnxruntime() is None:
             raise ImportError(f"ONNX Runtime is not installed; {install_command('onnxruntime')}")
-        announce_onnxruntime()
         self.version = f"{importlib.metadata.version('onnxruntime')}-{content_version()}"
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
@@ -74,8 +71,7 @@ class OnnxRuntimeProvider:
             return nodes
         model = _model(group, nodes[0]).SerializeToString(deterministic=True)
         text = _print_source(group, nodes, model, target.isa)
-        kernel = named_kernel(text, has_state=True, opens=(ONNXRUNTIME,))
-        return replace(kernel, units=(native_text("korch_onnxruntime.cpp"),))
+        return named_kernel(text, has_state=True, opens=(ONNXRUNTIME,))
 
 
 def _nodes(group: Group) -> list[Primitive] | Refusal:

@@ -1,6 +1,6 @@
 """Decides which kernels can run on a team: a set of threads that are already running.
 
-Teams run consecutive kernels of a plan (`korch_runtime.cpp`).
+Teams run consecutive kernels of a plan (`korch_plan.c`).
 """
 
 from __future__ import annotations

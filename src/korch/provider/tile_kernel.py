@@ -87,7 +87,6 @@ def printed_kernel(program: TileProgram, printed: PrintedLlvm) -> Kernel:
         threading=Threading.TEAM if printed.is_parallel else Threading.CALLER,
         program=program,
         thread_bytes=printed.thread_bytes,
-        units=printed.units,
     )
 
 

@@ -13,17 +13,16 @@ from pathlib import Path
 
 from korch.cuda.measure.device import detect_cuda_target
 from korch.errors import CompileError, KorchError
-from korch.measure.compiler import Builder, usable_folder
-from korch.measure.toolchain import Compiler, find_compiler
+from korch.measure.compiler import usable_folder
+from korch.measure.toolchain import find_compiler
 from korch.options import default_cache_folder, default_threads
 from korch.provider.provider import CUDA_ENTRY_POINT_GROUP, ENTRY_POINT_GROUP, load_providers
 from korch.system.extras import install_command
-from korch.system.libraries import find_headers, find_library
-from korch.system.scratch import scratch_folder
+from korch.system.libraries import find_library
+from korch.system.native import runtime, runtime_path
 from korch.target import Target, detect_target
 
 OK, MISSING, FAIL = "ok", "--", "FAIL"
-_PROBE = '#include <omp.h>\nextern "C" int korch_probe() { return omp_get_max_threads(); }\n'
 _PACKAGES = (
     ("onnxruntime", "onnxruntime", "runs operators that have no fission rule; korch bench compares with it"),
     ("openvino", "openvino", "korch bench compares with it"),
@@ -56,27 +55,19 @@ def examine() -> tuple[str, bool]:
 
 
 def _machine() -> Iterator[Diagnosis]:
-    """Check the compiler, and describe the machine: instruction set, threads and caches."""
+    """Check the runtime and the compilers, and describe the machine: instruction set, threads and caches."""
+    try:
+        runtime()
+        yield Diagnosis(OK, "runtime", str(runtime_path()))
+    except (KorchError, OSError) as error:
+        yield Diagnosis(FAIL, "runtime", f"it can't be loaded: {error}")
     try:
         compiler = find_compiler()
+        yield Diagnosis(OK, "compiler", f"{compiler.version} ({' '.join(compiler.command)})")
+        yield _describe(detect_target(default_threads(), compiler.identity))
     except CompileError as error:
         yield Diagnosis(FAIL, "compiler", str(error))
         yield _describe(detect_target(default_threads(), ""))
-        return
-    target = detect_target(default_threads(), compiler.identity)
-    yield _try_out(compiler, target)
-    yield _describe(target)
-
-
-def _try_out(compiler: Compiler, target: Target) -> Diagnosis:
-    try:
-        with scratch_folder() as folder:  # not the cache, which may have a library from before something was removed
-            Builder(target.isa, folder).library([_PROBE])
-    except KorchError as error:
-        hint = "Install its OpenMP library, or another compiler and name it in $CXX"
-        text = f"{compiler.version} can't build a library with OpenMP: {error}. {hint}"
-        return Diagnosis(FAIL, "compiler", text)
-    return Diagnosis(OK, "compiler", f"{compiler.version} ({' '.join(compiler.command)})")
 
 
 def _describe(target: Target) -> Diagnosis:
@@ -87,13 +78,12 @@ def _describe(target: Target) -> Diagnosis:
 
 
 def _libraries() -> Iterator[Diagnosis]:
-    library, headers = find_library("dnnl"), find_headers("dnnl.h")
-    if library is not None and headers is not None:
+    library = find_library("dnnl")
+    if library is not None:
         yield Diagnosis(OK, "oneDNN", str(library))
     else:
-        part = "its headers are missing" if library is not None else "missing"
         command = install_command("onednn")
-        yield Diagnosis(MISSING, "oneDNN", f"{part} (more kernels of convolutions, products and poolings): {command}")
+        yield Diagnosis(MISSING, "oneDNN", f"missing (more kernels of convolutions, products and poolings): {command}")
     for package, distribution, purpose in _PACKAGES:
         if importlib.util.find_spec(package) is None:
             command = install_command(package)  # the extra has the name of the package

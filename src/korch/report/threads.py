@@ -1,14 +1,12 @@
 """The activity of the threads of each kernel in complete runs.
 
-The unchanged artifact runs in a process with a small preloaded library. The library records the activity of the
-plan's threads, and every parallel region of GCC's OpenMP, which oneDNN's kernels use. ONNX Runtime has its own
-threads, and Clang's OpenMP has another interface: for such kernels only the calling thread is recorded.
+The unchanged artifact runs in another process, in which the runtime records what its threads do. oneDNN's kernels use
+the same threads. ONNX Runtime has its own: for its kernels only the calling thread is recorded.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -20,11 +18,8 @@ from typing import Any
 import numpy as np
 
 from korch.errors import MeasureError, excerpt
-from korch.measure.compiler import Builder
 from korch.report.task_spans import TaskRun, TaskSpan
 from korch.system.child import child_command
-from korch.system.libraries import find_library
-from korch.system.native import native_text
 
 SECONDS = 300
 """The time limit of the process."""
@@ -140,29 +135,13 @@ def watch_threads(artifact: Path, threads: int, rounds: int, seed: int = 0) -> T
         seed: random seed of the inputs.
 
     Raises:
-        CompileError: the library that is preloaded does not compile here.
-        MeasureError: the process fails, or its OpenMP can't be recorded.
+        MeasureError: the process fails.
     """
-    library = Builder("generic").library([native_text("korch_threads.cpp")], ("dl",))
-    preload = [str(library), *os.environ.get("LD_PRELOAD", "").split()]
-    openmp = find_library("iomp5")
-    environment = {
-        **os.environ,
-        "LD_PRELOAD": " ".join(preload),
-        "OMP_NUM_THREADS": str(threads),
-        "KORCH_OPENMP": str(openmp or ""),
-    }
-    task = {"artifact": str(artifact), "rounds": rounds, "seed": seed, "preloaded": str(library)}
+    task = {"artifact": str(artifact), "rounds": rounds, "seed": seed}
     command = child_command("korch.report.threads_worker")
     try:
         done = subprocess.run(
-            command,
-            input=json.dumps(task),
-            capture_output=True,
-            text=True,
-            env=environment,
-            timeout=SECONDS,
-            check=False,
+            command, input=json.dumps(task), capture_output=True, text=True, timeout=SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MeasureError(f"the process that records threads fails: {error}") from error

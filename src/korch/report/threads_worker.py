@@ -1,7 +1,7 @@
-"""The process that runs an artifact with `korch_threads.cpp` preloaded, for `korch.report.threads`.
+"""The process that runs an artifact and records its threads, for `korch.report.threads`.
 
 It reads a task as JSON from stdin and writes one JSON object to stdout. It is a separate process,
-because a library can only be preloaded when a process starts.
+so that no other threads of this one disturb the runs.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from typing import Any
 from korch.runtime.executable import Executable
 from korch.runtime.library import Handle, pointers_of
 from korch.runtime.runnable import random_feeds
+from korch.system.native import runtime
 
 REGIONS_OF_A_KERNEL = 64
 """The most regions that are recorded for each kernel; further ones are only counted."""
 
 
 class RegionRecord(ctypes.Structure):
-    """The activity of one thread in one parallel region; the same structure as `span` in korch_threads.cpp."""
+    """The activity of one thread in one parallel region; the same structure as `span` in korch_trace.c."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in ("region", "thread", "begin_ns", "end_ns", "wait_ns"))
 
@@ -35,20 +36,17 @@ TASK_FIELDS = ("is_wait", "thread", "task", "step", "stage", "begin", "end")
 
 
 class TaskRecord(ctypes.Structure):
-    """A task that a thread ran or waited for; the same structure as `task_span` in korch_threads.cpp."""
+    """A task that a thread ran or waited for; the same structure as `task_span` in korch_trace.c."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in (*TASK_FIELDS, "begin_ns", "end_ns"))
 
 
-def _task_recorder(
-    preloaded: ctypes.CDLL, most: int
-) -> Callable[[Handle, Sequence[int], Sequence[int]], list[list[int]]]:
+def _task_recorder(most: int) -> Callable[[Handle, Sequence[int], Sequence[int]], list[list[int]]]:
     """Return a function that runs a plan once and returns the tasks and waits of all threads, at most `most`."""
 
     def once(handle: Handle, given: Sequence[int], wanted: Sequence[int]) -> list[list[int]]:
         spans, found, begun_ns = (TaskRecord * most)(), ctypes.c_int64(), ctypes.c_int64()
-        code = preloaded.korch_threads_run_tasks(
-            ctypes.c_void_p(handle.run_address),
+        code = runtime().korch_watch_tasks(
             handle.pointer,
             pointers_of(given),
             pointers_of(wanted),
@@ -74,7 +72,6 @@ def serve() -> None:
     task = json.loads(sys.stdin.read())
     executable = Executable.load(task["artifact"])
     arrays = list(random_feeds(executable.get_inputs(), task["seed"]).values())
-    preloaded = ctypes.CDLL(task["preloaded"])
     for _ in range(3):
         executable(*arrays)
     threads, count = executable.plan.threads, len(executable.plan.steps)
@@ -83,8 +80,7 @@ def serve() -> None:
     def once(handle: Handle, given: Sequence[int], wanted: Sequence[int]) -> dict[str, Any]:
         kernel_ns, spans = (ctypes.c_int64 * count)(), (RegionRecord * room)()
         found, begun_ns = ctypes.c_int64(), ctypes.c_int64()
-        code = preloaded.korch_threads_run(
-            ctypes.c_void_p(handle.timed_address),
+        code = runtime().korch_watch_run(
             handle.pointer,
             pointers_of(given),
             pointers_of(wanted),
@@ -105,7 +101,7 @@ def serve() -> None:
         }
 
     runs = [executable.hooked(arrays, once) for _ in range(task["rounds"])]
-    once_as_tasks = _task_recorder(preloaded, max(1, count) * threads * TASKS_OF_A_KERNEL)
+    once_as_tasks = _task_recorder(max(1, count) * threads * TASKS_OF_A_KERNEL)
     tasks = [executable.hooked(arrays, once_as_tasks) for _ in range(task["rounds"])]
     json.dump({"runs": runs, "tasks": tasks}, answer)
     answer.close()

@@ -3,11 +3,11 @@
 The file is a zip archive without compression, so any unzip tool shows its content:
 
     manifest.json          schema version, requirements on the machine, checksums of the other members
-    library.so             the plan's kernels and its C interface (`korch.h`)
+    kernels-*.a            the objects of the plan's kernels and tables, for each instruction set: an archive of `ar`
     weights.safetensors    the packed constants
     plan.json              a `PlanRecord`
     report.json            a `Report`: how the plan was found, times, errors
-    sources/*              the sources of the library
+    sources/*              the sources of the objects
 
 Equal contents give equal bytes. The file is written under a temporary name and then renamed, so a reader
 sees the old file or the new one. Reading checks the content of every member. The checksums detect damage
@@ -41,10 +41,12 @@ from korch.system.scratch import scratch_folder
 if TYPE_CHECKING:
     from korch.runtime.report import Report
 
-SCHEMA = 4
+SCHEMA = 5
 FORMAT = "korch"
 MANIFEST = "manifest.json"
-LIBRARY = "library.so"
+OBJECTS, ARCHIVE = "kernels-", ".a"
+"""The begin and the end of the name of an archive of objects; the instruction set is between them."""
+
 WEIGHTS = "weights.safetensors"
 PLAN = "plan.json"
 REPORT = "report.json"
@@ -60,16 +62,16 @@ class Artifact:
     """A built plan.
 
     Attributes:
-        library: the shared library's bytes.
-        weights: the packed constants, in the order in which the library takes them.
+        objects: the archive of objects for each instruction set; all have the same plan.
+        weights: the packed constants, in the order in which the plan takes them.
         plan: the record of the plan.
-        requirements: the library's requirements on the machine.
+        requirements: the requirements on the machine.
         sources: the sources by file name.
         report_json: how the plan was found: the JSON text of a `Report`; empty if nothing is known.
         path: the file that it was read from, for messages; "" if it was not read from a file with a name.
     """
 
-    library: bytes
+    objects: Mapping[str, bytes]
     weights: Weights
     plan: PlanRecord
     requirements: Requirements
@@ -242,14 +244,14 @@ def read_artifact(path: str | os.PathLike[str] | IO[bytes]) -> Artifact:
         ArtifactError: it can't be read, is not an artifact, is damaged or tampered with, has another
             schema, or needs another machine.
     """
-    with read_archive(path, FORMAT, SCHEMA, (LIBRARY, WEIGHTS, PLAN, REPORT)) as archive:
+    with read_archive(path, FORMAT, SCHEMA, (WEIGHTS, PLAN, REPORT)) as archive:
         return _artifact(archive, str(path) if isinstance(path, str | os.PathLike) else "")
 
 
 def archive_of(artifact: Artifact) -> Archive:
     """Return the content of an artifact's file."""
     members: dict[str, bytes | Weights] = {
-        LIBRARY: artifact.library,
+        **objects_by_name(artifact.objects),
         PLAN: artifact.plan.to_json().encode(),
         REPORT: artifact.report_json or to_json(artifact.report).encode(),
     }
@@ -270,7 +272,7 @@ def _artifact(archive: zipfile.ZipFile, path: str) -> Artifact:
     requirements.check()
     weights = read_weights(archive)
     return Artifact(
-        library=archive.read(LIBRARY),
+        objects=read_folder(archive, OBJECTS, ARCHIVE),
         weights=weights,
         plan=PlanRecord.from_json(archive.read(PLAN)),
         requirements=requirements,
@@ -278,6 +280,11 @@ def _artifact(archive: zipfile.ZipFile, path: str) -> Artifact:
         report_json=archive.read(REPORT),
         path=path,
     )
+
+
+def objects_by_name(objects: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return archives of objects by the names of their files."""
+    return {f"{OBJECTS}{isa}{ARCHIVE}": content for isa, content in sorted(objects.items())}
 
 
 def read_folder(archive: zipfile.ZipFile, folder: str, suffix: str = "") -> dict[str, bytes]:

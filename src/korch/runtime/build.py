@@ -1,11 +1,11 @@
-"""Chosen kernels in order -> artifact: pack constants, plan the arena, print the plan's tables, compile, link."""
+"""Chosen kernels in order -> artifact: pack constants, plan the arena, print the plan's tables, compile."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,19 +24,18 @@ from korch.runtime.artifact import Artifact
 from korch.runtime.bind import PlanStep, Program, Slot, SlotPlace, bind_steps
 from korch.runtime.machine import REQUIRED_FLAGS, Requirements
 from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
-from korch.runtime.source import INCLUDE, print_list, print_plan
+from korch.runtime.source import print_list, print_plan
 from korch.runtime.waiting import waiting_of
 from korch.runtime.weights import Weights
 from korch.segments.spill import forget
 from korch.system.content_name import content_name
 from korch.system.files import open_file
-from korch.system.native import native_text
 from korch.target import Target
 from korch.tile.ir.text import format_program
 
 logger = logging.getLogger("korch.runtime")
-LIST, RUNTIME = "plans.ll", "korch_runtime.cpp"
-"""The file names of the list of a library's plans, and of what runs them."""
+LIST = "plans.ll"
+"""The file name of the list of plans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ def build(
         graph: the model's graph.
         steps: the kernels in the order in which they run.
         target: the machine that they are built for.
-        builder: compiles and links; its cache has the objects of kernels that were measured.
+        builder: compiles; its cache has the objects of kernels that were measured.
         origin: the origin of the plan.
         parts: the number of tasks into which the grid points of each thread are cut; 0 for joins after each kernel.
 
@@ -88,16 +87,14 @@ def build(
     uses = uses_of(program, steps)
     segments = _segments(uses, target, parts)
     name, tables = print_plan(graph, program, target, segments)
-    sources |= {f"{name}.ll": tables, LIST: print_list([name], target.isa), RUNTIME: native_text(RUNTIME)}
+    sources |= {f"{name}.ll": tables, LIST: print_list([name], target.isa)}
     libraries = {name for kernel in program.kernels for name in kernel.libraries}
-    library = builder.library(list(sources.values()), sorted(libraries)).read_bytes()
-    if any("iomp5" in flag for flag in builder.compiler.openmp):
-        libraries.add("iomp5")
+    objects = builder.objects(list(sources.values()))
     opens = sorted({name for kernel in program.kernels for name in kernel.opens})
     weights = pack_constants(graph, program)
     plan = plan_record(graph, steps, program, weights, origin)
     return Artifact(
-        library=library,
+        objects={target.isa: objects},
         weights=weights,
         plan=replace(
             plan,
@@ -108,7 +105,7 @@ def build(
             waiting=waiting_of(uses, segments, target),
         ),
         requirements=Requirements.here(REQUIRED_FLAGS[target.isa]),
-        sources=sources | programs | _headers(sources),
+        sources=sources | programs,
     )
 
 
@@ -242,15 +239,3 @@ def step_record(graph: PrimitiveGraph, step: PlanStep[Any], slots: Sequence[Slot
         work_flop=group.body.total_flop,
         workspace_bytes=step.kernel.workspace_bytes,
     )
-
-
-def _headers(sources: Mapping[str, str]) -> dict[str, str]:
-    """Return Korch's headers that the sources include, so that the sources compile without Korch."""
-    found = {"korch.h": native_text("korch.h")}
-    waiting = list(sources.values())
-    while waiting:
-        for name in INCLUDE.findall(waiting.pop()):
-            if name not in found:
-                found[name] = native_text(name)
-                waiting.append(found[name])
-    return dict(sorted(found.items()))

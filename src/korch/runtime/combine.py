@@ -1,4 +1,4 @@
-"""Executables of one model for several shapes -> their plans in one library, without equal weights and kernels."""
+"""Executables of one model for several shapes -> their plans with shared objects and weights."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from korch.runtime.weights import Weights
 
 
 def combine(executables: Sequence[Executable], builder: Builder) -> tuple[list[Artifact], Shared]:
-    """Combine executables of one model into plans of one library.
+    """Combine executables of one model into plans that share kernels and weights.
 
     Args:
-        executables: the executables, each with its own library and weights.
-        builder: links their kernels, which are in its cache.
+        executables: the executables, each with its own objects and weights.
+        builder: has their kernels in its cache.
 
     Raises:
-        CompileError: they can't be linked.
+        CompileError: their list can't be compiled.
     """
     artifacts = [executable.artifact for executable in executables]
     sources: dict[str, str] = {}
@@ -34,11 +34,9 @@ def combine(executables: Sequence[Executable], builder: Builder) -> tuple[list[A
         sources |= artifact.sources
     names = [Path(name).stem for artifact in artifacts for name in artifact.sources if name.startswith(PLAN)]
     sources[LIST] = print_list(names, builder.isa)
-    libraries = {name for artifact in artifacts for name in artifact.plan.libraries}
-    units = [text for name, text in sources.items() if name.endswith((".cpp", ".ll"))]
-    library = builder.library(units, sorted(libraries - {"iomp5"})).read_bytes()
+    objects = builder.objects([text for name, text in sources.items() if name.endswith((".cpp", ".ll"))])
     weights, places = _union([artifact.weights for artifact in artifacts])
-    return artifacts, Shared(library, sources, weights, places)
+    return artifacts, Shared({builder.isa: objects}, sources, weights, places)
 
 
 def _union(all_weights: Sequence[Weights]) -> tuple[Weights, list[list[int]]]:

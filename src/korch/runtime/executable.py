@@ -35,25 +35,25 @@ class Executable(PlanExecutable):
     other arrays that support DLPack and are in the CPU's memory. Outputs are NumPy arrays.
 
     Attributes:
-        is_one_of_several: whether it is one of several plans that share a library, and can't be saved alone.
+        is_one_of_several: whether it is one of several plans that share kernels, and can't be saved alone.
     """
 
     def __init__(self, artifact: Artifact, library: Library | None = None) -> None:
-        """Load the library and prepare each kernel.
+        """Load the kernels and prepare each.
 
         Args:
             artifact: the artifact that `korch.runtime.build` made.
-            library: the plan's part of a loaded library, if the library has several plans.
+            library: the plan among those that were loaded together, if there are several.
 
         Raises:
-            ArtifactError: the library can't be loaded here, or does not belong to the plan.
+            ArtifactError: the kernels can't be loaded here, or do not belong to the plan.
             ProviderError: a kernel can't be set up.
         """
         artifact.requirements.check()
         plan = artifact.plan
         self.is_one_of_several = library is not None
         if library is None:
-            (library,) = load_plans(artifact.library, plan.libraries)
+            (library,) = load_plans(artifact.objects)
         _check_interface(library, artifact)
         self._artifact = artifact
         self._handle = Handle(library, artifact.weights, plan.threads)
@@ -82,7 +82,7 @@ class Executable(PlanExecutable):
 
     @property
     def sources(self) -> Mapping[str, str]:
-        """The C++ sources by file name."""
+        """The sources by file name."""
         return self._artifact.sources
 
     def compute(self, arrays: Sequence[Any]) -> tuple[Array, ...]:
@@ -150,7 +150,7 @@ class Executable(PlanExecutable):
         """Return the content of its file.
 
         Raises:
-            ArtifactError: it is one of several plans that share a library.
+            ArtifactError: it is one of several plans that share kernels.
         """
         if self.is_one_of_several:
             raise ArtifactError(
@@ -196,7 +196,7 @@ def _addresses(arrays: Sequence[Array]) -> list[int]:
 
 
 def _check_interface(library: Library, artifact: Artifact) -> None:
-    """Check that the library belongs to the plan, so that it gets only the pointers that it expects."""
+    """Check that the loaded plan is the one that is described, so that it gets only the pointers that it expects."""
     plan = artifact.plan
     constants = tuple((f"c{i}", type_) for i, type_ in enumerate(artifact.weights.types))
     try:
@@ -209,4 +209,4 @@ def _check_interface(library: Library, artifact: Artifact) -> None:
         or library.constants != constants
         or library.kernels != tuple(step.symbol for step in plan.steps)
     ):
-        raise ArtifactError("its library is not the one that its plan describes")
+        raise ArtifactError("its kernels are not those that its plan describes")

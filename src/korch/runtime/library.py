@@ -1,24 +1,22 @@
-"""The bytes of a shared library -> its plans, which can be called through the C interface of `korch.h`."""
+"""An archive of objects -> its plans, which the runtime runs through the C interface of `korch.h`."""
 
 from __future__ import annotations
 
-import _ctypes
 import ctypes
-import os
-import struct
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from korch.errors import ArtifactError, ProviderError
 from korch.primitive.types import DType, ValueType
+from korch.runtime.machine import best_isa
 from korch.runtime.weights import Weights
-from korch.system.libraries import announce_onnxruntime, load_globally
-from korch.system.scratch import scratch_folder
+from korch.system.native import ERROR_BYTES, Code, runtime
 
-ABI_VERSION = 4
-ERROR_BYTES = 1024
+LIST = "korch_listed"
+"""The symbol of the list of plans."""
+
 INTERRUPTED = -1
 REBUILD = "Build the artifact again"
 
@@ -36,34 +34,29 @@ class _Tensor(ctypes.Structure):
     )
 
 
-class _SymbolPlace(ctypes.Structure):
-    _fields_ = (
-        ("library", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("symbol", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    )
+class _List(ctypes.Structure):
+    _fields_ = (("count", ctypes.c_int64), ("plans", ctypes.POINTER(ctypes.c_void_p)))
 
 
 class Library:
-    """One plan of a loaded library.
+    """One plan of loaded objects.
 
     Attributes:
-        inputs: the model inputs that the library declares.
-        outputs: the model outputs that the library declares.
-        constants: the packed constants that the library declares.
+        inputs: the model inputs that the plan declares.
+        outputs: the model outputs that the plan declares.
+        constants: the packed constants that the plan declares.
         kernels: the kernels' symbols in the order in which they run.
     """
 
-    def __init__(self, plan: int, native: ctypes.CDLL) -> None:
+    def __init__(self, plan: int, code: Code) -> None:
         """Read the tensors and kernels of a plan; `load_plans` makes the plans.
 
         Args:
             plan: the plan's address.
-            native: the library that has it; it is unloaded when nothing refers to it any more.
+            code: has it; unloaded when nothing refers to it any more.
         """
         self.plan = ctypes.c_void_p(plan)
-        self._native = native
+        self._code = code
         self.inputs = self._tensors("inputs")
         self.outputs = self._tensors("outputs")
         self.constants = self._tensors("constants")
@@ -73,13 +66,7 @@ class Library:
 
     def function(self, name: str, result: Any = ctypes.c_int) -> Callable[..., Any]:
         """Return a function of the C interface; its arguments are not checked."""
-        return ctypes.CFUNCTYPE(result)(self.address(name))
-
-    def address(self, name: str) -> int:
-        """Return the address of a function of the C interface."""
-        found = ctypes.cast(getattr(self._native, f"korch_{name}"), ctypes.c_void_p).value
-        assert found is not None
-        return found
+        return ctypes.CFUNCTYPE(result)((f"korch_{name}", runtime()))
 
     def _tensors(self, function: str) -> Tensors:
         count = ctypes.c_int64()
@@ -123,16 +110,6 @@ class Handle:
     def pointer(self) -> ctypes.c_void_p:
         """The pointer that the functions of the plan take as their first argument."""
         return self._handle
-
-    @property
-    def timed_address(self) -> int:
-        """The address of `korch_run_timed`, for native code that calls it."""
-        return self.library.address("run_timed")
-
-    @property
-    def run_address(self) -> int:
-        """The address of `korch_run`, for native code that calls it."""
-        return self.library.address("run")
 
     def run(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Run once.
@@ -179,85 +156,19 @@ def pointers_of(addresses: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:
     return (ctypes.c_void_p * len(addresses))(*addresses)
 
 
-def load_plans(content: bytes, libraries: Iterable[str] = ()) -> list[Library]:
-    """Load a shared library; return its plans.
-
-    Args:
-        content: the shared library's bytes.
-        libraries: shared libraries that it calls, with the names of the compiler's option -l.
+def load_plans(objects: Mapping[str, bytes]) -> list[Library]:
+    """Load the objects for the best instruction set of this CPU; return their plans.
 
     Raises:
-        ArtifactError: it can't be loaded, or its interface has another version.
-    """
-    native = _load(content, libraries)
-    version = native.korch_abi_version()
-    if version != ABI_VERSION:
-        raise ArtifactError(
-            f"its C interface has version {version}",
-            expected=f"version {ABI_VERSION}",
-            hint="Build it again with this version of Korch",
-        )
-    count = ctypes.c_int64()
-    native.korch_plans.restype = ctypes.POINTER(ctypes.c_void_p)
-    plans = native.korch_plans(ctypes.byref(count))
-    ctypes.c_int.in_dll(native, "korch_catches_interrupts").value = 1
-    return [Library(plans[i], native) for i in range(count.value)]
-
-
-def _load(content: bytes, libraries: Iterable[str]) -> ctypes.CDLL:
-    _check_size(content)
-    announce_onnxruntime()
-    try:
-        load_globally(libraries)
-        # Each library has its own path: the loader takes files with the same path for the same library.
-        with scratch_folder() as folder:
-            path = folder / "library.so"
-            path.write_bytes(content)
-            native = ctypes.CDLL(str(path))
-        _keep_openmp(native)
-    except (OSError, ValueError) as error:
-        raise ArtifactError(
-            f"its library can't be loaded: {error}", hint="`korch doctor` says what is missing"
-        ) from error
-    # At the end of the process, the system unloads all libraries in the right order.
-    weakref.finalize(native, _ctypes.dlclose, native._handle).atexit = False
-    return native
-
-
-def _keep_openmp(native: ctypes.CDLL) -> None:
-    """Keep the OpenMP library that a library calls loaded until the process ends.
-
-    Its threads outlive the plans that they ran, and wait for the next region in its code.
-
-    Raises:
-        OSError: it can't be opened again.
-    """
-    place = _SymbolPlace()
-    if hasattr(native, "omp_get_max_threads"):
-        address = ctypes.cast(native.omp_get_max_threads, ctypes.c_void_p)
-        if ctypes.CDLL(None).dladdr(address, ctypes.byref(place)):
-            ctypes.CDLL(os.fsdecode(place.library))  # `ctypes` never closes what it opens
-
-
-def _check_size(content: bytes) -> None:
-    """Check that a library contains all bytes that its ELF header declares as mapped.
-
-    If bytes are missing, the loader maps the range anyway, and the first access to it ends the process.
-
-    Raises:
-        ArtifactError: bytes are missing, or it is not a 64-bit shared library.
+        ArtifactError: they can't be loaded, or are for other CPUs.
     """
     try:
-        magic, at, sections, size, count, section, section_count = struct.unpack_from("<5s27xQQ6xHHHH", content)
-        ends = [sections + section * section_count]
-        for i in range(count):
-            kind, offset, mapped = struct.unpack_from("<I4xQ16xQ", content, at + i * size)
-            ends.append(offset + mapped if kind == _TO_BE_MAPPED else 0)
-    except (struct.error, OverflowError) as error:
-        raise ArtifactError("its library can't be loaded: it is truncated", hint=REBUILD) from error
-    if magic != _ELF or max(ends) > len(content):
-        raise ArtifactError("its library can't be loaded: it is truncated", hint=REBUILD)
-
-
-_ELF = b"\x7fELF\x02"
-_TO_BE_MAPPED = 1  # PT_LOAD
+        code = Code(objects[best_isa(objects)])
+    except ValueError as error:
+        raise ArtifactError(f"its kernels can't be loaded: {error}", hint=REBUILD) from error
+    at = code.address(LIST)
+    if at is None:
+        raise ArtifactError("its kernels have no plans", hint=REBUILD)
+    found = _List.from_address(at)
+    ctypes.c_int.in_dll(runtime(), "korch_catches_interrupts").value = 1
+    return [Library(found.plans[i], code) for i in range(found.count)]

@@ -23,7 +23,6 @@ from korch.provider.tile_kernel import comment_of
 from korch.runtime.bind import Program, Slot, SlotPlace
 from korch.system.alignment import align_up
 from korch.system.content_name import content_name
-from korch.system.native import native_text
 from korch.target import Target
 from korch.tile.llvm.constants import Constants, llvm_string
 
@@ -32,10 +31,10 @@ ALONE, TEAM, APART = "alone", "team", "apart"
 
 MODES = (ALONE, TEAM, APART)
 DATA, NONE = -1, -2
-"""Numbers of `korch_loop.cpp`: the modes, and the buffers that are the kernel's own data, or none."""
+"""Numbers of `korch_loop.c`: the modes, and the buffers that are the kernel's own data, or none."""
 
 MOST_BUFFERS = 64
-"""The most buffers of a kernel of an iteration; `korch_loop.cpp` has the same number."""
+"""The most buffers of a kernel of an iteration; `korch_loop.c` has the same number."""
 
 Place = tuple[int, int]
 """A buffer of the kernel, and an offset in bytes."""
@@ -136,7 +135,7 @@ class LoopProvider:
 
 
 class _Printer:
-    """The tables of a loop's source; `korch_loop.cpp` describes them."""
+    """The tables of a loop's source; `korch_loop.c` describes them."""
 
     def __init__(self, group: Group, plan: LoopPlan) -> None:
         self.group, self.plan, self.program = group, plan, plan.program
@@ -258,5 +257,5 @@ class _Printer:
             opens=tuple(dict.fromkeys(name for part in parts for name in part.opens)),
             threading={ALONE: Threading.CALLER, TEAM: Threading.TEAM, APART: Threading.OWN}[mode],
         )
-        units = (native_text("korch_loop.cpp"), *(text for part in parts for text in part.texts))
+        units = [text for part in parts for text in part.texts]
         return replace(kernel, units=tuple(dict.fromkeys(units)))

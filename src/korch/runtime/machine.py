@@ -1,10 +1,10 @@
-"""The requirements of a built library on the machine that runs it."""
+"""The requirements of built kernels on the machine that runs them."""
 
 from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -61,6 +61,21 @@ class Requirements:
                 f"it was built for a CPU with {', '.join(missing)}, which this CPU lacks",
                 hint="Build it on this machine",
             )
+
+
+def best_isa(built: Collection[str]) -> str:
+    """Return the best instruction set that this CPU has, of those for which something was built.
+
+    Raises:
+        ArtifactError: it has none of them.
+    """
+    for isa, needed in REQUIRED_FLAGS.items():
+        if isa in built and cpu_flags().issuperset(needed):
+            return isa
+    raise ArtifactError(
+        f"it has kernels for {', '.join(sorted(built)) or 'no CPU'}, which this CPU can't run",
+        hint="Build it on this machine",
+    )
 
 
 @cache

@@ -1,9 +1,9 @@
 """One executable for several shapes of the inputs: one plan for each, with shared weights and kernels.
 
 Its file is a zip archive without compression with `manifest.json` (schema and checksums of the other members),
-`library.so` (all plans, and their kernels without duplicates), `sources/*`, `program.json` (the indices of
+`kernels-*.a` (all plans, and their kernels without duplicates), `sources/*`, `program.json` (the indices of
 each plan's weights, in its order), `weights.safetensors` (the packed constants of all plans without duplicates)
-and `plans/*.korch`, which are artifacts without library, sources and weights.
+and `plans/*.korch`, which are artifacts without objects, sources and weights.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ from korch.errors import ArtifactError, InputError, OptionError
 from korch.primitive.op import Array
 from korch.records import read_object
 from korch.runtime.artifact import (
-    LIBRARY,
+    ARCHIVE,
+    OBJECTS,
     SOURCES,
     WEIGHTS,
     Archive,
     Artifact,
     archive_of,
+    objects_by_name,
     read_archive,
     read_artifact,
+    read_folder,
     read_texts,
     read_weights,
 )
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
     from korch.runtime.report import ShapedReport
 
 FORMAT = "korch-shaped"
-SCHEMA = 3
+SCHEMA = 4
 PROGRAM = "program.json"
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -54,13 +57,13 @@ class Shared:
     """The parts that several plans share.
 
     Attributes:
-        library: the shared library's bytes; it has the plans in their order.
-        sources: the sources of the library, by file name.
+        objects: for each instruction set, the archive of objects, which has the plans in their order.
+        sources: the sources of the objects, by file name.
         weights: the packed constants of all plans without duplicates.
         places: for each plan, the indices of its constants in `weights`, in the plan's order.
     """
 
-    library: bytes
+    objects: Mapping[str, bytes]
     sources: Mapping[str, str]
     weights: Weights
     places: Sequence[Sequence[int]]
@@ -78,24 +81,23 @@ class ShapedExecutable(Runnable):
     format = FORMAT
 
     def __init__(self, artifacts: Sequence[Artifact], shared: Shared) -> None:
-        """Load the plans of one library.
+        """Load the plans.
 
         Args:
-            artifacts: the plans; their own libraries, sources and weights are ignored.
-            shared: the library, sources and weights of all plans.
+            artifacts: the plans; their own objects, sources and weights are ignored.
+            shared: the objects, sources and weights of all plans.
 
         Raises:
-            ArtifactError: the library can't be loaded here, or has other plans.
+            ArtifactError: the objects can't be loaded here, or have other plans.
         """
-        libraries = {name for artifact in artifacts for name in artifact.plan.libraries}
-        found = load_plans(shared.library, sorted(libraries))
+        found = load_plans(shared.objects)
         if not artifacts or not len(found) == len(shared.places) == len(artifacts):
-            raise ArtifactError("its library is not the one that its plans describe", hint="Build it again")
+            raise ArtifactError("its kernels are not those that its plans describe", hint="Build it again")
         self._shared = shared
         self.executables: list[Executable] = []
         for artifact, plan, chosen in zip(artifacts, found, shared.places, strict=True):
             whole = replace(
-                artifact, library=shared.library, sources=shared.sources, weights=_part(shared.weights, chosen)
+                artifact, objects=shared.objects, sources=shared.sources, weights=_part(shared.weights, chosen)
             )
             self.executables.append(Executable(whole, plan))
         self.plans: dict[Shapes, Executable] = {_shapes(e.artifact): e for e in self.executables}
@@ -173,11 +175,11 @@ class ShapedExecutable(Runnable):
         """Return the content of its file."""
         shared, bare = self._shared, Weights.allocate(())
         members: dict[str, bytes | Weights] = {
-            LIBRARY: shared.library,
+            **objects_by_name(shared.objects),
             PROGRAM: json.dumps({"weights": shared.places}, sort_keys=True).encode(),
         }
         for i, executable in enumerate(self.executables):
-            artifact = replace(executable.artifact, library=b"", sources={}, weights=bare)
+            artifact = replace(executable.artifact, objects={}, sources={}, weights=bare)
             members[f"plans/{i}.korch"] = archive_of(artifact).to_bytes()
         members |= {SOURCES + name: text.encode() for name, text in sorted(shared.sources.items())}
         members[WEIGHTS] = shared.weights
@@ -231,14 +233,15 @@ def read_shaped(
     Raises:
         ArtifactError: it is damaged, has another schema, or is for another machine.
     """
-    with read_archive(path, kind, SCHEMA, (LIBRARY, PROGRAM, WEIGHTS, *more)) as archive:
+    with read_archive(path, kind, SCHEMA, (PROGRAM, WEIGHTS, *more)) as archive:
         read_more(archive)
         places = read_object(archive.read(PROGRAM), PROGRAM)["weights"]
         weights = read_weights(archive)
         if not places or any(not 0 <= i < len(weights) for chosen in places for i in chosen):
             raise ValueError("a plan takes weights that are not there")
         artifacts = [read_artifact(io.BytesIO(archive.read(f"plans/{i}.korch"))) for i in range(len(places))]
-        return artifacts, Shared(archive.read(LIBRARY), read_texts(archive), weights, places)
+        objects = read_folder(archive, OBJECTS, ARCHIVE)
+        return artifacts, Shared(objects, read_texts(archive), weights, places)
 
 
 def _shapes(artifact: Artifact) -> Shapes:

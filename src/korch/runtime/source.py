@@ -1,11 +1,10 @@
-"""Program -> the tables of a plan as a module of LLVM IR without code; the runtime (`korch_runtime.cpp`) walks them.
+"""Program -> the tables of a plan as a module of LLVM IR without code; the runtime (`korch_plan.c`) walks them.
 
-`korch_plan.h` has the tables' types. Kernels are named by their functions, so linking a plan compiles nothing else.
+`korch_plan.c` has the tables' types. Kernels are named by their functions, so linking a plan compiles nothing else.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
@@ -21,14 +20,11 @@ from korch.system.content_name import content_name
 from korch.target import Target
 from korch.tile.llvm.constants import Constants
 
-INCLUDE = re.compile(r'^#include "(korch[\w.]*)"', re.MULTILINE)
-"""Matches an include of one of Korch's headers; the group is the header's name."""
-
 PLAN = "plan_"
 """The beginning of the name of a plan, and of its file."""
 
 PLACES = list(SlotPlace)
-"""The numbers of places are their positions here, as in `korch_plan.h`."""
+"""The numbers of places are their positions here, as in `korch_plan.c`."""
 
 
 def print_plan(

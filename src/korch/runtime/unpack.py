@@ -1,13 +1,13 @@
 """Artifact -> a folder from which a C program runs the plan, without Python and without Korch.
 
-    library.so       the kernels, and the C interface
-    korch.h          the header of the C interface
-    weights.bin      the packed constants, in the form in which the library takes them
-    lib*.so*         libraries that the kernels call and that Python packages contain: oneDNN,
-                     ONNX Runtime, Intel's OpenMP. library.so looks for them in its own folder
-    manifest.json    requirements on the machine, threads, inputs and outputs; SHA-256 of the other files
-    plans/*.json     the plans
-    sources/*        the sources of the library
+    libkorch_runtime.so   the runtime, to which C programs are linked
+    korch.h               the header of its C interface
+    kernels-*.a           the objects of the kernels and of the plans' tables, for each instruction set
+    weights.bin           the packed constants, in the form in which the runtime reads them
+    lib*.so*              libraries that the kernels call and that Python packages contain: oneDNN, ONNX Runtime
+    manifest.json         requirements on the machine, threads, inputs and outputs; SHA-256 of the other files
+    plans/*.json          the plans
+    sources/*             the sources of the objects
 
 weights.bin consists of 64-bit integers in the machine's byte order, followed by tensors: the number of
 offsets; the offset of each constant of the first plan, in the order of `korch_constants`, then those of
@@ -34,16 +34,17 @@ from korch.errors import ArtifactError, OptionError, UnsupportedError
 from korch.records import to_json
 from korch.runtime import artifact as artifact_module
 from korch.runtime import ranged, shaped
-from korch.runtime.artifact import LIBRARY, MANIFEST, SOURCES, Artifact, read_artifact, read_format
+from korch.runtime.artifact import MANIFEST, SOURCES, Artifact, objects_by_name, read_artifact, read_format
 from korch.runtime.record import PlanRecord
 from korch.runtime.shaped import Shared
 from korch.runtime.weights import CHUNK_BYTES, Weights
 from korch.system.alignment import align_up
 from korch.system.libraries import find_library
-from korch.system.native import native_text
+from korch.system.native import native_text, runtime_path
 
 FORMAT = "korch-folder"
-SCHEMA = 1
+SCHEMA = 2
+RUNTIME = "libkorch_runtime.so"
 HEADER = "korch.h"
 WEIGHTS = "weights.bin"
 
@@ -101,8 +102,9 @@ def unpack(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Unpa
     plans = [artifact.plan for artifact in artifacts]
     brought, missing = _companions(plans)
     members: dict[str, Chunks] = {
-        LIBRARY: [shared.library],
+        RUNTIME: [runtime_path().read_bytes()],
         HEADER: [native_text(HEADER).encode()],
+        **{name: [content] for name, content in objects_by_name(shared.objects).items()},
         WEIGHTS: weight_chunks(shared.weights, shared.places),
         **{f"plans/{i}.json": [plan.to_json().encode()] for i, plan in enumerate(plans)},
         **{SOURCES + name: [text.encode()] for name, text in sorted(shared.sources.items())},
@@ -134,7 +136,7 @@ def unpack(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Unpa
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    shown = (LIBRARY, HEADER, WEIGHTS, *brought)
+    shown = (RUNTIME, HEADER, *objects_by_name(shared.objects), WEIGHTS, *brought)
     sizes = {name: (target / name).stat().st_size for name in shown}
     return Unpacked(Path(folder), sizes, tuple(brought), missing, plans[0].threads, flags)
 
@@ -171,7 +173,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[Sequence[Artifact], Shared]:
             expected="an artifact for the CPU without parts on the host",
         )
     found = read_artifact(path)
-    return [found], Shared(found.library, found.sources, found.weights, [range(len(found.weights))])
+    return [found], Shared(found.objects, found.sources, found.weights, [range(len(found.weights))])
 
 
 def _check_folder(folder: Path) -> None:

@@ -1,13 +1,10 @@
-"""Shared libraries and headers that installed Python packages contain."""
+"""Shared libraries that installed Python packages contain."""
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
-import os
 import site
 import sys
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -27,14 +24,6 @@ def find_library(name: str) -> Path | None:
     return None
 
 
-def find_headers(name: str) -> Path | None:
-    """Return the folder of the header `name` in the Python environment, or None."""
-    for folder in library_folders():
-        if (folder.parent / "include" / name).exists():
-            return folder.parent / "include"
-    return None
-
-
 @cache
 def library_folders() -> tuple[Path, ...]:
     """Return the folders in which Python packages put shared libraries."""
@@ -51,29 +40,3 @@ def find_onnxruntime() -> Path | None:
         for path in sorted(Path(folder, "capi").glob("libonnxruntime.so*")):
             return path
     return None
-
-
-def announce_onnxruntime() -> None:
-    """Set the environment variable in which kernels of this process find the path of ONNX Runtime's library."""
-    path = find_onnxruntime()
-    if path is not None:
-        os.environ.setdefault("KORCH_ONNXRUNTIME_LIBRARY", str(path))
-
-
-def needed_libraries(names: Iterable[str]) -> list[Path]:
-    """Return the shared libraries to load for kernels that call the named ones, in loading order.
-
-    If the Python environment has Intel's OpenMP library, it comes first. It also implements GCC's OpenMP
-    interface, so that all kernels share one thread pool, whichever compiler built them.
-    """
-    found = (find_library(name) for name in dict.fromkeys(("iomp5", *names)))
-    return [path for path in found if path is not None]
-
-
-def load_globally(names: Iterable[str]) -> list[ctypes.CDLL]:
-    """Load shared libraries and their dependencies with global symbols, so that other libraries link to them.
-
-    Raises:
-        OSError: a library can't be loaded.
-    """
-    return [ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL) for path in needed_libraries(names)]

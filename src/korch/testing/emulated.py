@@ -74,7 +74,7 @@ class Emulated:
         source = self.folder / "kernels.cpp"
         source.write_text(text)
         objects = [self._object(i, text) for i, text in enumerate(filter(is_llvm, sources))]
-        command = [COMPILER, *FLAGS, "-fopenmp", f"-I{NATIVE_FOLDER}", str(source), *objects]
+        command = [COMPILER, *FLAGS, f"-I{NATIVE_FOLDER}", str(source), *objects]
         command += ["-o", str(self.folder / "kernels")]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -16,7 +16,7 @@ from korch.primitive.op import Array, Category
 from korch.primitive.types import UNIT_ROUNDOFF, DType
 from korch.provider.provider import Kernel, Provider
 from korch.system.alignment import aligned_bytes
-from korch.system.libraries import load_globally
+from korch.system.native import Code, runtime
 from korch.target import Target
 from korch.testing.emulated import Emulated
 from korch.testing.samples import random_arrays
@@ -38,7 +38,7 @@ def run_kernel(
     builder: Builder | Emulated,
     *,
     threads: int = 2,
-    library: ctypes.CDLL | Emulated | None = None,
+    library: Code | Emulated | None = None,
     runs_alone: bool = False,
 ) -> list[Array]:
     """Return a kernel's outputs in the plain layout.
@@ -87,11 +87,11 @@ def check_kernel(
     offer: Offer,
     inputs: Sequence[Array],
     builder: Builder | Emulated,
-    library: ctypes.CDLL | Emulated | None = None,
+    library: Code | Emulated | None = None,
 ) -> None:
     """Compare a kernel with the reference interpreter in float64.
 
-    A kernel that calls a library is also run with OpenMP set to one thread.
+    A kernel that calls a library is also run on one thread.
 
     Raises:
         AssertionError: they differ by more than the tolerance for such a group.
@@ -183,14 +183,12 @@ def check_offers(
     return checked
 
 
-def load_kernels(kernels: Sequence[Kernel], builder: Builder | Emulated) -> ctypes.CDLL | Emulated:
-    """Compile kernels into one library and load it, with the libraries that the kernels call."""
+def load_kernels(kernels: Sequence[Kernel], builder: Builder | Emulated) -> Code | Emulated:
+    """Compile kernels and load them."""
     if isinstance(builder, Emulated):
         builder.build(kernels)
         return builder
-    names = sorted({name for kernel in kernels for name in kernel.libraries})
-    load_globally(names)
-    return ctypes.CDLL(str(builder.library(texts_of(kernels), names)))
+    return Code(builder.objects(texts_of(kernels)))
 
 
 def texts_of(kernels: Sequence[Kernel]) -> list[str]:
@@ -232,26 +230,23 @@ def _computes(primitive: Primitive) -> bool:
     return primitive.row.category not in (Category.LAYOUT, Category.BROADCAST)
 
 
-def _run(library: ctypes.CDLL, kernel: Kernel, buffers: Sequence[Array], threads: int, runs_alone: bool) -> int:
+def _run(library: Code, kernel: Kernel, buffers: Sequence[Array], threads: int, runs_alone: bool) -> int:
     pointers = (ctypes.c_void_p * len(buffers))(*(b.ctypes.data for b in buffers))
+    before = runtime().korch_set_threads(threads)
     state = _create(library, kernel, threads)
-    run = getattr(library, kernel.symbol + "_run")
-    before = library.omp_get_max_threads() if runs_alone else 0
-    if runs_alone:
-        library.omp_set_num_threads(1)
+    run = library.function(kernel.symbol + "_run")
+    runtime().korch_set_threads(1 if runs_alone else threads)
     code = run(ctypes.c_void_p(state), pointers)
-    if runs_alone:
-        library.omp_set_num_threads(before)
+    runtime().korch_set_threads(before)
     if kernel.has_state:
-        getattr(library, kernel.symbol + "_destroy")(ctypes.c_void_p(state))
+        library.function(kernel.symbol + "_destroy", None)(ctypes.c_void_p(state))
     return int(code)
 
 
-def _create(library: ctypes.CDLL, kernel: Kernel, threads: int) -> int | None:
+def _create(library: Code, kernel: Kernel, threads: int) -> int | None:
     if not kernel.has_state:
         return None
-    create = getattr(library, kernel.symbol + "_create")
-    create.restype = ctypes.c_void_p
+    create = library.function(kernel.symbol + "_create", ctypes.c_void_p)
     text = ctypes.create_string_buffer(512)
     state: int | None = create(ctypes.c_int(threads), text, ctypes.c_size_t(512))
     if not state:

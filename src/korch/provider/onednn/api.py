@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import re
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from korch.candidate.layout import Layout
 from korch.provider.onednn.call import ANY, CallTensor, Dims, Eltwise, LibraryAnswer, PrimitiveCall
+from korch.provider.onednn.numbers import ALGORITHMS, QUERIES, TAGS
 from korch.system.extras import install_command
-from korch.system.libraries import find_headers, find_library, load_globally
+from korch.system.libraries import find_library
+from korch.system.native import runtime
 
 _SUCCESS = 0
 _CPU = 1
@@ -30,26 +30,20 @@ class OneDnn:
 
     Attributes:
         version: the library's version.
-        numbers: the values of its format tags and algorithms, by name.
 
     Raises:
-        ImportError: the library or its headers are not installed.
+        ImportError: the library is not installed.
     """
 
     def __init__(self) -> None:
-        path, headers = find_library("dnnl"), find_headers("dnnl.h")
-        if path is None or headers is None:
+        path = find_library("dnnl")
+        if path is None:
             raise ImportError(f"oneDNN is not installed; {install_command('onednn')}")
-        try:
-            self._library = load_globally(["dnnl"])[-1]
-        except OSError as error:
-            raise ImportError(f"oneDNN can't be loaded: {error}") from error
-        text = _header_text(headers)
-        self._tags = _enumerators(text, "dnnl_format_tag_t")
-        self._alike = _by_key(self._tags)
-        self._algorithms = _enumerators(text, "dnnl_alg_kind_t")
-        self.numbers = {**self._tags, **self._algorithms}
-        self._queries = _enumerators(text, "dnnl_query_t")
+        # The runtime opens it first, so that it runs on the runtime's threads.
+        if not runtime().korch_onednn_open():
+            raise ImportError("oneDNN can't be loaded, or is not of version 3")
+        self._library = ctypes.CDLL(str(path))
+        self._alike = _by_key(TAGS)
         self._engine = ctypes.c_void_p()
         self._check(self._library.dnnl_engine_create(ctypes.byref(self._engine), _CPU, ctypes.c_size_t(0)))
         self._library.dnnl_version.restype = ctypes.c_void_p
@@ -64,15 +58,14 @@ class OneDnn:
 
         Args:
             call: the primitive; tensors may have the form `any`.
-            threads: the OpenMP threads of a run: the implementation and the workspace depend on their number.
+            threads: the threads of a run: the implementation and the workspace depend on their number.
         """
-        before = self._library.omp_get_max_threads()
-        self._library.omp_set_num_threads(threads)
+        before = runtime().korch_set_threads(threads)
         try:
             with ExitStack() as stack:
                 return self._ask(call, stack)
         finally:
-            self._library.omp_set_num_threads(before)
+            runtime().korch_set_threads(before)
 
     def _ask(self, call: PrimitiveCall, stack: ExitStack) -> LibraryAnswer | None:
         descs = [self._desc(tensor, stack) for tensor in call.tensors]
@@ -85,13 +78,9 @@ class OneDnn:
             return None
         stack.callback(self._library.dnnl_primitive_desc_destroy, made)
         name = ctypes.c_char_p()
-        self._check(
-            self._library.dnnl_primitive_desc_query(
-                made, self._queries["dnnl_query_impl_info_str"], 0, ctypes.byref(name)
-            )
-        )
-        weights = self._tensor_of(made, "dnnl_query_weights_md")
-        workspace = self._tensor_of(made, "dnnl_query_scratchpad_md")
+        self._check(self._library.dnnl_primitive_desc_query(made, QUERIES["impl_info_str"], 0, ctypes.byref(name)))
+        weights = self._tensor_of(made, "weights_md")
+        workspace = self._tensor_of(made, "scratchpad_md")
         return LibraryAnswer(
             (name.value or b"").decode(),
             self._layout(weights) if weights and len(call.tensors) > 2 else None,
@@ -101,7 +90,7 @@ class OneDnn:
     def _create(self, call: PrimitiveCall, made: Any, descs: Sequence[Any], bias: Any, attributes: Any) -> int:
         library, engine = self._library, self._engine
         steps = [(ctypes.c_int64 * _MOST_AXES)(*step) for step in call.steps]
-        algorithm = self._algorithms.get(f"dnnl_{call.algorithm}", 0)
+        algorithm = ALGORITHMS.get(call.algorithm, 0)
         head = (made, engine, _FORWARD_INFERENCE, algorithm)
         match call.kind:
             case "matmul":
@@ -130,10 +119,10 @@ class OneDnn:
         for operation in call.post:
             if isinstance(operation, Eltwise):
                 numbers = (ctypes.c_float(operation.alpha), ctypes.c_float(operation.beta))
-                kind = self._algorithms[f"dnnl_eltwise_{operation.kind}"]
+                kind = ALGORITHMS[f"eltwise_{operation.kind}"]
                 status = self._library.dnnl_post_ops_append_eltwise(post, kind, *numbers)
             else:
-                kind = self._algorithms[f"dnnl_binary_{operation.kind}"]
+                kind = ALGORITHMS[f"binary_{operation.kind}"]
                 other = self._desc(operation.other, stack)
                 if other is None:
                     return None
@@ -152,7 +141,7 @@ class OneDnn:
             status = self._library.dnnl_memory_desc_create_with_strides(*head, steps)
         else:
             is_any = tensor.form == ANY
-            number = _FORMAT_ANY if is_any else self._tags.get(f"dnnl_{tensor.form}")
+            number = _FORMAT_ANY if is_any else TAGS.get(tensor.form)
             if number is None:
                 return None
             status = self._library.dnnl_memory_desc_create_with_tag(*head, number)
@@ -162,7 +151,7 @@ class OneDnn:
         return desc
 
     def _tensor_of(self, made: Any, name: str) -> Any:
-        found = self._library.dnnl_primitive_desc_query_md(made, self._queries[name], 0)
+        found = self._library.dnnl_primitive_desc_query_md(made, QUERIES[name], 0)
         return ctypes.c_void_p(found) if found else None
 
     def _layout(self, desc: Any) -> Layout | None:
@@ -170,24 +159,24 @@ class OneDnn:
 
         def number(name: str) -> int:
             found = ctypes.c_int()
-            self._library.dnnl_memory_desc_query(desc, self._queries[name], ctypes.byref(found))
+            self._library.dnnl_memory_desc_query(desc, QUERIES[name], ctypes.byref(found))
             return found.value
 
         def dims(name: str, count: int) -> Dims:
             found = ctypes.POINTER(ctypes.c_int64)()
-            self._library.dnnl_memory_desc_query(desc, self._queries[name], ctypes.byref(found))
+            self._library.dnnl_memory_desc_query(desc, QUERIES[name], ctypes.byref(found))
             return tuple(found[i] for i in range(count))
 
-        if number("dnnl_query_format_kind") != _BLOCKED:
+        if number("format_kind") != _BLOCKED:
             return None
-        rank = number("dnnl_query_ndims_s32")
-        blocks = number("dnnl_query_inner_nblks_s32")
-        strides = dims("dnnl_query_strides", rank)
-        sizes = dims("dnnl_query_padded_dims", rank)
+        rank = number("ndims_s32")
+        blocks = number("inner_nblks_s32")
+        strides = dims("strides", rank)
+        sizes = dims("padded_dims", rank)
         order = sorted(range(rank), key=lambda axis: (-strides[axis], -sizes[axis], axis))
-        inner = zip(dims("dnnl_query_inner_idxs", blocks), dims("dnnl_query_inner_blks", blocks), strict=True)
+        inner = zip(dims("inner_idxs", blocks), dims("inner_blks", blocks), strict=True)
         layout = Layout(tuple(order), tuple((int(axis), int(size)) for axis, size in inner))
-        return self._named(desc, layout, dims("dnnl_query_dims", rank))
+        return self._named(desc, layout, dims("dims", rank))
 
     def _named(self, desc: Any, layout: Layout, dims: Dims) -> Layout | None:
         """Return a layout that has a format tag and describes the same memory as `layout`, or None.
@@ -217,36 +206,9 @@ def _by_key(tags: Iterable[str]) -> dict[tuple[int, str], list[str]]:
     found: dict[tuple[int, str], list[str]] = {}
     for tag in tags:
         try:
-            layout = Layout.parse(tag.removeprefix("dnnl_"))
+            layout = Layout.parse(tag)
         except ValueError:
             continue
-        if str(layout) == tag.removeprefix("dnnl_") and layout.order:
+        if str(layout) == tag:
             found.setdefault(_key(layout), []).append(str(layout))
-    return found
-
-
-def _header_text(folder: Path) -> str:
-    for name in ("oneapi/dnnl/dnnl_types.h", "dnnl_types.h"):
-        if (folder / name).exists():
-            text = (folder / name).read_text("utf-8")
-            if "dnnl_format_tag_t" in text:
-                return text
-    raise ImportError(f"oneDNN's headers in {folder} are incomplete")
-
-
-def _enumerators(text: str, name: str) -> dict[str, int]:
-    """Return the enumerators of a C enumeration in a header, with their values."""
-    end = text.index("} " + name)
-    body = text[text.rindex("typedef enum", 0, end) : end].partition("{")[2]
-    body = re.sub(r"/\*.*?\*/|//[^\n]*", "", body, flags=re.DOTALL)
-    found: dict[str, int] = {}
-    following = 0
-    for item in body.split(","):
-        label, _, value = (part.strip() for part in item.partition("="))
-        if not label:
-            continue
-        if value:
-            following = found[value] if value in found else int(value, 0)
-        found[label] = following
-        following += 1
     return found

@@ -21,10 +21,8 @@ from korch.provider.onednn.match import OneDnnOp, Other, match_group
 from korch.provider.onednn.source import print_source
 from korch.provider.provider import Kernel, named_kernel
 from korch.provider.tile_kernel import comment_of
-from korch.system.native import native_text
 from korch.target import Target
 
-NATIVE = "korch_onednn.cpp"
 """The source that creates and runs the primitives."""
 
 
@@ -66,9 +64,8 @@ class OneDnnProvider:
             return Refusal("oneDNN does not run it in these layouts")
         comment = f"{comment_of(group, offer)}\nruns {answer.implementation}"
         workspace = len(group.inputs) + len(group.outputs), answer.workspace_bytes
-        text = print_source(call, workspace, comment, target.isa, self._library.numbers)
-        kernel = named_kernel(text, has_state=True, workspace_bytes=answer.workspace_bytes, libraries=("dnnl",))
-        return replace(kernel, units=(native_text(NATIVE),))
+        text = print_source(call, workspace, comment, target.isa)
+        return named_kernel(text, has_state=True, workspace_bytes=answer.workspace_bytes, libraries=("dnnl",))
 
     def implementation(self, group: Group, offer: Offer, target: Target) -> str:
         """Return the library's name of the implementation behind an offer; "" if it is no offer of this provider."""

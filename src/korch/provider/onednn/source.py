@@ -1,10 +1,9 @@
-"""A call -> the source of a kernel: a table that `korch_onednn.cpp` reads to create the oneDNN primitive."""
+"""A call -> the source of a kernel: a table that `korch_onednn.c` reads to create the oneDNN primitive."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from korch.provider.onednn.call import CallTensor, Eltwise, PrimitiveCall
+from korch.provider.onednn.numbers import ALGORITHMS, TAGS
 from korch.tile.llvm.constants import Constants
 from korch.tile.llvm.emit import constant
 
@@ -13,12 +12,10 @@ KINDS = ("convolution", "deconvolution", "matmul", "pooling", "reorder")
 
 X, Y, WEIGHTS, BIAS, SECOND, POST = 1, 17, 33, 41, 2, 32768
 """oneDNN's numbers of the arguments of a primitive: DNNL_ARG_SRC, DST, WEIGHTS, BIAS, SRC_1, and of the first
-post-operation; `korch_onednn.cpp` checks them."""
+post-operation."""
 
 
-def print_source(
-    call: PrimitiveCall, workspace: tuple[int, int], comment: str, isa: str, numbers: Mapping[str, int]
-) -> str:
+def print_source(call: PrimitiveCall, workspace: tuple[int, int], comment: str, isa: str) -> str:
     """Return the source, with NAME as the placeholder of the symbol.
 
     Args:
@@ -26,14 +23,13 @@ def print_source(
         workspace: the position of the workspace in the buffers, and its size in bytes.
         comment: text for the head of the source.
         isa: the instruction set.
-        numbers: the values of oneDNN's constants, by name.
     """
     made = Constants(isa)
 
     def tensor(name: str, tensor: CallTensor, argument: int) -> str:
         tag, strides = 0, "ptr null"
         if isinstance(tensor.form, str):
-            tag = numbers[f"dnnl_{tensor.form}"]
+            tag = TAGS[tensor.form]
         else:
             strides = sizes(f"{name}_strides", tensor.form)
         dims = f"i64 {len(tensor.dims)}, {sizes(f'{name}_dims', tensor.dims)}"
@@ -45,10 +41,10 @@ def print_source(
     posts = []
     for i, operation in enumerate(call.post):
         if isinstance(operation, Eltwise):
-            kind, other = numbers[f"dnnl_eltwise_{operation.kind}"], "ptr null"
+            kind, other = ALGORITHMS[f"eltwise_{operation.kind}"], "ptr null"
             factors = [constant("float", value).typed for value in (operation.alpha, operation.beta)]
         else:
-            kind, factors = numbers[f"dnnl_binary_{operation.kind}"], ["float 0.0", "float 0.0"]
+            kind, factors = ALGORITHMS[f"binary_{operation.kind}"], ["float 0.0", "float 0.0"]
             other = tensor(f"other{i}", operation.other, POST * (i + 1) | SECOND)
         posts.append(f"{{ i64 {kind}, {', '.join(factors)}, {other} }}")
     arguments = (X, WEIGHTS, Y) if len(call.tensors) > 2 else (X, Y)
@@ -59,7 +55,7 @@ def print_source(
     if call.kind != "pooling":
         steps.insert(1, "ptr null")
     fields = [
-        f"i64 {KINDS.index(call.kind)}, i64 {numbers.get(f'dnnl_{call.algorithm}', 0)}",
+        f"i64 {KINDS.index(call.kind)}, i64 {ALGORITHMS.get(call.algorithm, 0)}",
         *(own.get(n, "ptr null") for n in (X, WEIGHTS, BIAS, Y)),
         made.table("posts", "{ i64, float, float, ptr }", posts),
         *steps,

@@ -13,7 +13,7 @@ KERNEL_FUNCTIONS = {
     "team": ("i32", ("ptr %buffers", "ptr %member")),
     "destroy": ("void", ("ptr %state",)),
 }
-"""The result and the arguments of each function of a kernel (`korch_plan.h`)."""
+"""The result and the arguments of each function of a kernel (`korch_plan.c`)."""
 
 
 class Constants:

@@ -56,27 +56,14 @@ from korch.tile.llvm.parameters import counted, placed_rows, share_of
 from korch.tile.llvm.points import KernelContext
 from korch.tile.llvm.sort import print_order
 from korch.tile.llvm.stream import end_streams
-from korch.tile.llvm.tiles import READY, UNITS
 from korch.tile.llvm.windows import contract_printer, refused_step
 from korch.tile.lower.buffers import places_in_memory
 
 MARK = "; LLVM IR for "
 """The beginning of a module's text; the instruction set follows."""
 
-REGION = """#include "korch_team.h"
-
-extern "C" __attribute__((visibility("hidden"))) int korch_region(
-    int threads, int (*run)(void* const*, korch::Member&), void* const* buffers) {
-  return korch::run_region(threads, run, buffers);
-}
-"""
-"""The C++ source of the function that runs a team's function in a new parallel region."""
-
-CALLED = {"korch_region": REGION, READY: UNITS}
-"""The C++ sources of the functions that kernels call."""
-
 MEMBER_THREADS, MEMBER_MEET = 8, 16
-"""The offsets in bytes of the number of threads and of the barrier in a `korch::Member`."""
+"""The offsets in bytes of the number of threads and of the barrier in a `korch_member`."""
 
 
 class PrintedLlvm(NamedTuple):
@@ -88,7 +75,6 @@ class PrintedLlvm(NamedTuple):
         workspace_bytes: the size of the scratch memory that it needs.
         thread_bytes: the private part of it per thread, if threads share no part of it; else 0.
         is_parallel: whether it has a parallel region; else it runs in the calling thread.
-        units: the sources in C++ of the functions that it calls.
     """
 
     symbol: str
@@ -96,7 +82,6 @@ class PrintedLlvm(NamedTuple):
     workspace_bytes: int
     thread_bytes: int
     is_parallel: bool
-    units: tuple[str, ...] = ()
 
 
 def refusal(program: TileProgram, target: Target) -> str:
@@ -195,8 +180,8 @@ class _Printer:
         with emit.function(f"i32 @NAME_run({state.typed}, {buffers.typed}) #0"):
             if self.is_parallel:
                 threads = constant("i32", self.threads)
-                threads = threads if self.room_bytes else self._called("omp_get_max_threads", "i32")
-                emit.declared["korch_region"] = "declare hidden i32 @korch_region(i32, ptr, ptr)"
+                threads = threads if self.room_bytes else self._called("korch_max_threads", "i32")
+                emit.declared["korch_region"] = "declare i32 @korch_region(i32, ptr, ptr)"
                 text = f"call i32 @korch_region({threads.typed}, ptr @NAME_team, {buffers.typed})"
                 emit.effect(f"ret {emit.pure('i32', 1, text, threads).typed}")
             else:
@@ -208,8 +193,7 @@ class _Printer:
         workspace_bytes = self.shared_bytes + self.room_bytes * self.threads
         own_bytes = self.room_bytes if not self.shared_bytes else 0
         thread_bytes = own_bytes if self.is_parallel else workspace_bytes
-        units = tuple(unit for name, unit in CALLED.items() if name in emit.declared)
-        return PrintedLlvm(symbol, text.replace("NAME", symbol), workspace_bytes, thread_bytes, self.is_parallel, units)
+        return PrintedLlvm(symbol, text.replace("NAME", symbol), workspace_bytes, thread_bytes, self.is_parallel)
 
     def _called(self, name: str, kind: str) -> SsaValue:
         self.emit.declare(name, kind)

@@ -31,12 +31,7 @@ from korch.tile.llvm.integers import IntegerPrinter
 from korch.tile.llvm.points import KernelContext
 
 READY = "korch_matrix_units"
-"""The function that asks the system whether this process may use the matrix units; its source is `UNITS`."""
-
-UNITS = f"""#include "korch_units.h"
-
-extern "C" __attribute__((visibility("hidden"))) int {READY}() {{ return korch::may_use_matrix_units(); }}
-"""
+"""The function that asks the system whether this process may use the matrix units."""
 
 ROWS, COLUMNS = (4, 5), (6, 7)
 """The tile registers of two tiles of rows and two of columns; register 2 r + c has the sums of tiles r and c."""
@@ -111,7 +106,7 @@ class TileCore(ContractPrinter):
 
     def _is_ready(self) -> SsaValue:
         """Print whether the system allows this process to use the units."""
-        self.emit.declared[READY] = f"declare hidden i32 @{READY}()"
+        self.emit.declared[READY] = f"declare i32 @{READY}()"
         return self.emit.test("icmp ne", self.emit.call(READY, "i32", 1), constant("i32", 0))
 
     def _configure(self, row_bytes: int, height: SsaValue, quads: int) -> None:

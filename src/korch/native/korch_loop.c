@@ -1,0 +1,168 @@
+/* Kernels ("parts") that run one after another, several times: the iterations of a loop. A state has two buffers; each
+ * iteration reads the one that the iteration before has written, and writes the other one. `korch.runtime.loop` prints
+ * the tables. */
+#include "korch_runtime.h"
+
+enum { MOST_BUFFERS = 64 }; /* of a part */
+enum { DATA = -1, NONE = -2 };
+enum { ALONE, TEAM, APART };
+
+/* A kernel, and the number of its first slot. `create` and `destroy` are null if it has no state. `team` is null if it has
+ * no function that several threads call. */
+typedef struct {
+    int (*run)(void *, void *const *);
+    int (*team)(void *const *, korch_member *);
+    void *(*create)(int, char *, size_t);
+    void (*destroy)(void *);
+    int64_t first_slot;
+} part;
+
+/* Memory: one of the whole kernel's buffers from a byte offset on, or the kernel's own data, or none. */
+typedef struct {
+    int64_t buffer, offset;
+} place;
+
+/* A buffer of a part: a tensor of the iteration from a byte offset on; `each` bytes lie between those of two threads. */
+typedef struct {
+    int64_t tensor, offset, each;
+} slot;
+
+/* A state: the tensors from and to which an iteration reads and writes it, its first and last buffers, and the two others. */
+typedef struct {
+    int64_t read, written;
+    place first, last, others;
+    int64_t size;
+} state;
+
+/* A tensor that is a slice of a buffer, `size` bytes long; backward if the first iteration has the last slice. */
+typedef struct {
+    int64_t tensor;
+    place place;
+    int64_t size, is_backward;
+} stream;
+
+/* A tensor that is the same in all iterations. */
+typedef struct {
+    int64_t tensor;
+    place place;
+} fixed;
+
+/* A buffer whose `count` elements are equal. */
+typedef struct {
+    place place;
+    int64_t count, size;
+    unsigned char element[16];
+} fill;
+
+/* A tensor to which a part of another one is copied at the end of each iteration. */
+typedef struct {
+    int64_t to;
+    slot from;
+    int64_t size;
+} copy;
+
+typedef struct {
+    int64_t mode, threads, trips, tensors;
+    int (*team)(void *const *, korch_member *); /* the kernel's own function for several threads, or null */
+    const unsigned char *data;
+    KORCH_TABLE(part) parts;
+    KORCH_TABLE(slot) slots;
+    KORCH_TABLE(state) states;
+    KORCH_TABLE(stream) streams;
+    KORCH_TABLE(fixed) fixed;
+    KORCH_TABLE(fill) fills;
+    KORCH_TABLE(copy) copies;
+} loop;
+
+KORCH_API void korch_loop_destroy(const loop *loop, void *states) {
+    for (int64_t i = 0; states && i < loop->parts.count; ++i)
+        if (((void **)states)[i]) loop->parts.rows[i].destroy(((void **)states)[i]);
+    free(states);
+}
+
+/* Return the states of all parts, made for a number of threads; null if one can't be made. */
+KORCH_API void *korch_loop_create(const loop *loop, int threads, char *error, size_t error_size) {
+    void **const states = calloc((size_t)loop->parts.count + 1, sizeof(void *));
+    for (int64_t i = 0; states && i < loop->parts.count; ++i) {
+        const part *const part = &loop->parts.rows[i];
+        if (!part->create) continue;
+        states[i] = part->create(threads, error, error_size);
+        if (states[i]) continue;
+        korch_loop_destroy(loop, states);
+        return NULL;
+    }
+    return states;
+}
+
+static char *locate(const loop *loop, void *const *buffers, place at) {
+    return (at.buffer == DATA ? (char *)loop->data : (char *)buffers[at.buffer]) + at.offset;
+}
+
+static char *slot_at(char *const *at, const slot *slot, int64_t me) {
+    return at[slot->tensor] + slot->offset + me * slot->each;
+}
+
+/* Set the tensors of an iteration. */
+static void bind(const loop *loop, void *const *buffers, int64_t trip, char **at) {
+    for (int64_t i = 0; i < loop->states.count; ++i) {
+        const state *const own = &loop->states.rows[i];
+        at[own->read] = trip == 0 ? locate(loop, buffers, own->first) : at[own->written];
+        const bool ends = trip + 1 == loop->trips && own->last.buffer != NONE;
+        at[own->written] = ends ? locate(loop, buffers, own->last)
+                                : locate(loop, buffers, own->others) + (trip & 1) * own->size;
+    }
+    for (int64_t i = 0; i < loop->streams.count; ++i) {
+        const stream *const own = &loop->streams.rows[i];
+        at[own->tensor] =
+            locate(loop, buffers, own->place) + own->size * (own->is_backward ? loop->trips - 1 - trip : trip);
+    }
+}
+
+static void meet(korch_member *own) {
+    if (own->threads > 1) own->meet(own);
+}
+
+/* Run all iterations as one of the threads. If the mode is APART, this is the only one, and parts may use threads of their
+ * own. */
+static int run_trips(const loop *loop, void **states, void *const *buffers, korch_member *own) {
+    char **const at = __builtin_alloca((size_t)loop->tensors * sizeof(char *));
+    for (int64_t i = 0; i < loop->fixed.count; ++i)
+        at[loop->fixed.rows[i].tensor] = locate(loop, buffers, loop->fixed.rows[i].place);
+    for (int64_t i = 0; own->me == 0 && i < loop->fills.count; ++i) {
+        const fill *const fill = &loop->fills.rows[i];
+        for (int64_t k = 0; k < fill->count; ++k)
+            memcpy(locate(loop, buffers, fill->place) + k * fill->size, fill->element, (size_t)fill->size);
+    }
+    if (loop->fills.count) meet(own);
+    int failed = 0;
+    for (int64_t trip = 0; trip < loop->trips; ++trip) {
+        bind(loop, buffers, trip, at);
+        for (int64_t i = 0; i < loop->parts.count; ++i) {
+            const part *const part = &loop->parts.rows[i];
+            void *given[MOST_BUFFERS];
+            const int64_t last = i + 1 < loop->parts.count ? part[1].first_slot : loop->slots.count;
+            for (int64_t s = part->first_slot; s < last; ++s)
+                given[s - part->first_slot] = slot_at(at, &loop->slots.rows[s], own->me);
+            if (part->team && loop->mode != APART) failed |= part->team(given, own);
+            else if (own->me == 0) failed |= part->run(states ? states[i] : NULL, given);
+            if (failed && own->threads == 1) return failed; /* otherwise the other threads wait for this one */
+            meet(own);
+        }
+        for (int64_t i = 0; own->me == 0 && i < loop->copies.count; ++i) {
+            const copy *const copy = &loop->copies.rows[i];
+            memcpy(at[copy->to], slot_at(at, &copy->from, 0), (size_t)copy->size);
+        }
+        if (loop->copies.count) meet(own);
+    }
+    return failed;
+}
+
+KORCH_API int korch_loop_team(const loop *loop, void *const *buffers, korch_member *own) {
+    return run_trips(loop, NULL, buffers, own);
+}
+
+KORCH_API int korch_loop_run(const loop *loop, void *states, void *const *buffers) {
+    if (loop->mode == TEAM) return korch_region((int)loop->threads, loop->team, buffers);
+    korch_member own = {.threads = 1};
+    return run_trips(loop, states, buffers, &own);
+}

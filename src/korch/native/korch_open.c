@@ -1,0 +1,208 @@
+/* Opens the folder of a model: its objects for the best instruction set of this CPU, its weights, the libraries beside it.
+ *
+ * The objects for an instruction set are one file, `kernels-<instruction set>.a`, in the format of `ar`. weights.bin is an
+ * int64_t, the number of offsets; an int64_t for each constant of the first plan in the order of `korch_constants`, then for
+ * each constant of the next plan: the offset of its tensor in the file, a multiple of 64; then the tensors. */
+#include "korch_runtime.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#ifdef __linux__
+#include <sys/auxv.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+/* -- Instruction sets ----------------------------------------------------------------------------------------------- */
+
+int korch_matrix_units(void) {
+#if defined(__linux__) && defined(__x86_64__)
+    enum { ASK = 0x1023, TILE_DATA = 18 };                       /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
+    const unsigned bfloat16 = 1u << 22, int8 = 1u << 25; /* EDX of leaf 7: a machine may report tiles without these */
+    static int may = -1;
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (may < 0)
+        may = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & bfloat16) && (d & int8) &&
+              syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
+    return may;
+#else
+    return 0;
+#endif
+}
+
+#if defined(__x86_64__)
+/* The best first. Kernels for amx check for matrix units and work without them. */
+static const char *const isas[] = {"amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "generic"};
+
+/* Which of them this CPU has and the system lets programs use, as bits. */
+static int usable_isas(void) {
+    unsigned a = 0, b = 0, c = 0, d = 0, low = 0, high = 0;
+    const unsigned fma = 1u << 12, xsave = 1u << 27, avx = 1u << 28, f16c = 1u << 29;
+    const unsigned needed = fma | xsave | avx | f16c, avx2 = 1u << 5 | 1u << 3 | 1u << 8; /* with BMI1 and BMI2 */
+    const unsigned avx512 = 1u << 16 | 1u << 17 | 1u << 28 | 1u << 30 | 1u << 31;         /* F, DQ, CD, BW, VL */
+    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & needed) != needed) return 32;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (b & avx2) != avx2 || (low & 6) != 6) return 32;
+    if ((b & avx512) != avx512 || (low & 0xe6) != 0xe6) return 48;
+    if (!(c & 1u << 11)) return 56;
+    const bool has_bf16 = __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 5);
+    return has_bf16 ? 63 : 61;
+}
+#elif defined(__aarch64__)
+static const char *const isas[] = {"neon", "generic"};
+static int usable_isas(void) { return 3; }
+#else
+static const char *const isas[] = {"generic"};
+static int usable_isas(void) { return 1; }
+#endif
+
+/* -- Files ---------------------------------------------------------------------------------------------------------- */
+
+enum { PATH_BYTES = 4096 };
+
+static const char *path_of(char *path, const char *folder, const char *name) {
+    snprintf(path, PATH_BYTES, "%s/%s", folder, name);
+    return path;
+}
+
+static void *read_file(const char *path, int64_t *size) {
+    FILE *const file = fopen(path, "rb");
+    if (!file) return NULL;
+    *size = fseek(file, 0, SEEK_END) == 0 ? ftell(file) : -1;
+    rewind(file);
+    void *bytes = *size >= 0 ? korch_allocate(*size) : NULL;
+    if (bytes && (int64_t)fread(bytes, 1, (size_t)*size, file) != *size) {
+        free(bytes);
+        bytes = NULL;
+    }
+    fclose(file);
+    return bytes;
+}
+
+enum { HEAD_BYTES = 60, SIZE_AT = 48, SIZE_DIGITS = 10, MAGIC_BYTES = 8 };
+
+/* Find the objects in an archive of `ar`; return their number, or -1 if it is damaged. `objects` may be null. */
+static int64_t objects_in(const char *bytes, int64_t size, korch_object *objects) {
+    int64_t count = 0;
+    if (size < MAGIC_BYTES || memcmp(bytes, "!<arch>\n", MAGIC_BYTES) != 0) return -1;
+    for (int64_t at = MAGIC_BYTES; at < size;) {
+        char digits[SIZE_DIGITS + 1] = "";
+        if (size - at < HEAD_BYTES) return -1;
+        memcpy(digits, bytes + at + SIZE_AT, SIZE_DIGITS);
+        const int64_t own = strtoll(digits, NULL, 10);
+        at += HEAD_BYTES;
+        if (own < 0 || own > size - at) return -1;
+        if (objects) objects[count] = (korch_object){bytes + at, own};
+        ++count;
+        at += own + (own & 1);
+    }
+    return count;
+}
+
+/* Load the objects of an archive; if that fails, return null, with a message. */
+KORCH_API korch_code *korch_load_archive(const void *bytes, int64_t size, char *error, size_t error_size) {
+    const int64_t count = objects_in(bytes, size, NULL);
+    korch_object *const objects = calloc((size_t)(count > 0 ? count : 0) + 1, sizeof *objects);
+    if (count < 0 || !objects) {
+        snprintf(error, error_size, "the archive of objects is damaged");
+        free(objects);
+        return NULL;
+    }
+    objects_in(bytes, size, objects);
+    korch_code *const code = korch_load(objects, count, error, error_size);
+    free(objects);
+    return code;
+}
+
+/* -- Models --------------------------------------------------------------------------------------------------------- */
+
+struct korch_model {
+    korch_code *code;
+    const korch_plan_list *plans;
+    char *weights;
+    const void **constants; /* of all plans, one plan after the other */
+};
+
+KORCH_API void korch_close(korch_model *model) {
+    if (!model) return;
+    korch_unload(model->code);
+    free(model->weights);
+    free(model->constants);
+    free(model);
+}
+
+static bool load_code(korch_model *model, const char *folder, char *error, size_t error_size) {
+    char path[PATH_BYTES], name[64];
+    int64_t size;
+    const int usable = usable_isas();
+    for (int i = 0; i < (int)(sizeof isas / sizeof *isas); ++i) {
+        if (!(usable >> i & 1)) continue;
+        snprintf(name, sizeof name, "kernels-%s.a", isas[i]);
+        void *const bytes = read_file(path_of(path, folder, name), &size);
+        if (!bytes) continue;
+        model->code = korch_load_archive(bytes, size, error, error_size);
+        free(bytes);
+        model->plans = model->code ? korch_symbol(model->code, "korch_listed") : NULL;
+        if (model->code && !model->plans) snprintf(error, error_size, "%s has no plans", path);
+        return model->plans;
+    }
+    snprintf(error, error_size, "%s has no kernels for this CPU", folder);
+    return false;
+}
+
+static bool load_weights(korch_model *model, const char *folder, char *error, size_t error_size) {
+    char path[PATH_BYTES];
+    int64_t size, needed = 0, count;
+    for (int64_t i = 0; i < model->plans->count; ++i) {
+        korch_constants(model->plans->rows[i], &count);
+        needed += count;
+    }
+    model->weights = read_file(path_of(path, folder, "weights.bin"), &size);
+    model->constants = calloc((size_t)needed + 1, sizeof(void *));
+    const int64_t *const offsets = (const int64_t *)model->weights;
+    bool is_right = offsets && model->constants && size >= 8 && offsets[0] == needed && needed <= (size - 8) / 8;
+    for (int64_t i = 0, at = 0; is_right && i < model->plans->count; ++i) {
+        const korch_tensor *const tensors = korch_constants(model->plans->rows[i], &count);
+        for (int64_t k = 0; k < count && is_right; ++k, ++at) {
+            const int64_t offset = offsets[1 + at];
+            is_right = offset >= 0 && offset % 64 == 0 && offset <= size && tensors[k].size_bytes <= size - offset;
+            model->constants[at] = model->weights + offset;
+        }
+    }
+    if (!is_right) snprintf(error, error_size, "%s has not the weights of these plans", path);
+    return is_right;
+}
+
+KORCH_API korch_model *korch_open(const char *folder, char *error, size_t error_size) {
+    static const char *const libraries[][2] = {{"dnnl", "libdnnl.so.3"}, {"onnxruntime", "libonnxruntime.so.1"}};
+    char path[PATH_BYTES];
+    korch_model *const model = calloc(1, sizeof *model);
+    if (!model) {
+        snprintf(error, error_size, "out of memory");
+        return NULL;
+    }
+    for (int i = 0; i < 2; ++i) {
+        FILE *const file = fopen(path_of(path, folder, libraries[i][1]), "rb");
+        if (!file) continue;
+        fclose(file);
+        korch_use_library(libraries[i][0], path);
+    }
+    if (load_code(model, folder, error, error_size) && load_weights(model, folder, error, error_size)) return model;
+    korch_close(model);
+    return NULL;
+}
+
+KORCH_API const korch_plan *const *korch_plans(const korch_model *model, int64_t *count) {
+    *count = model->plans->count;
+    return (const korch_plan *const *)model->plans->rows;
+}
+
+KORCH_API const void *const *korch_weights(const korch_model *model, const korch_plan *plan) {
+    int64_t at = 0, count;
+    for (int64_t i = 0; model->plans->rows[i] != plan; ++i) {
+        korch_constants(model->plans->rows[i], &count);
+        at += count;
+    }
+    return model->constants + at;
+}

@@ -1,0 +1,154 @@
+/* What the files of the runtime share. */
+#pragma once
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "korch.h"
+
+/* Marks what other programs may call; all else is hidden. */
+#ifdef _WIN32
+#define KORCH_API __declspec(dllexport)
+#else
+#define KORCH_API __attribute__((visibility("default")))
+#endif
+
+/* -- Threads (korch_threads.c) -------------------------------------------------------------------------------------- */
+
+/* The most threads of a team. */
+enum { KORCH_MOST_THREADS = 1024 };
+
+/* A counter of one thread, for which other threads wait. Each has its own cache line. Only its thread sets it. */
+typedef struct {
+    _Alignas(64) uint32_t value;
+    uint32_t sleepers;
+} korch_count;
+
+typedef struct korch_team korch_team;
+
+/* A thread among those that run a kernel together. Kernels read all but the last two (`korch.tile.llvm.print`). */
+typedef struct korch_member {
+    int64_t me, threads;
+    void (*meet)(struct korch_member *); /* a barrier; null if there is one thread */
+    korch_team *team;
+    uint32_t turn; /* how many regions and barriers the team's threads have begun and passed */
+} korch_member;
+
+/* What the threads of a team run; returns whether it failed. */
+typedef int (*korch_job)(void *given, korch_member *own);
+
+/* What the first thread of a team calls; embedded in what these functions need. Kernels' own regions have none. */
+typedef struct korch_hooks {
+    void (*waited)(struct korch_hooks *, int64_t since_ns); /* after a wait for the others; may be null */
+    void (*all_came)(struct korch_hooks *);                 /* at a barrier, while all others wait; may be null */
+} korch_hooks;
+
+/* Threads that wait for regions. A thread's counter is the number of turns that it has reached: the begin of a region, a
+ * barrier, or the end of a region. At a begin or a barrier, the first thread sets its counter last. */
+struct korch_team {
+    int64_t threads, wanted; /* fewer than wanted if the system has no more */
+    int64_t look_ns;         /* how long its threads spin before they sleep */
+    korch_job run;
+    void *given;
+    korch_hooks *hooks;
+    int failed;
+    int core;          /* that of the first thread, which the others were moved off */
+    char allowed[128]; /* the cores that the first thread may use */
+    int64_t region;    /* its number in a trace */
+    int *numbers;      /* the system's numbers of the other threads */
+    korch_team *next;  /* in the list of idle teams */
+    korch_count counts[];
+};
+
+int64_t korch_now_ns(void);
+int64_t korch_look_ns(int64_t threads);
+uint32_t korch_count_now(const korch_count *count);
+bool korch_is_at(const korch_count *count, uint32_t wanted);
+void korch_set(korch_count *count, uint32_t value);
+void korch_wait_for(korch_count *count, uint32_t wanted, int64_t look_ns);
+
+/* A region in two calls: the caller runs its own part between them, as `own`. */
+korch_team *korch_begin_region(int64_t threads, korch_job run, void *given, korch_hooks *hooks, korch_member *own);
+int korch_end_region(korch_team *team, korch_member *own);
+
+/* The member as which the calling thread runs; null outside of regions. */
+korch_member *korch_inside(void);
+
+/* Run a job on a number of threads; within a region, on the calling thread only. Returns whether any failed. */
+int korch_parallel(int64_t threads, korch_job run, void *given, korch_hooks *hooks);
+
+/* The same for a kernel's function for several threads: what kernels call. */
+KORCH_API int korch_region(int threads, int (*team)(void *const *buffers, korch_member *own), void *const *buffers);
+
+/* The number of threads for regions that do not name one, for the calling thread; set it, and return the one before. */
+KORCH_API int korch_max_threads(void);
+KORCH_API int korch_set_threads(int threads);
+
+/* The first task of thread `me` if `tasks` are divided among `threads`. */
+static inline int64_t korch_share(int64_t tasks, int64_t me, int64_t threads) {
+    return tasks / threads * me + (me < tasks % threads ? me : tasks % threads);
+}
+
+/* Complete all runs and let no other begin, or let them begin again. */
+void korch_hold_handles(bool holds);
+
+/* Interrupts: watch begins to note SIGINT in the main thread, and returns whether it does. */
+bool korch_watch_interrupts(void);
+void korch_unwatch_interrupts(void);
+bool korch_interrupted(void);
+
+/* -- Traces (korch_trace.c): what each thread does, for `korch.report.threads` ----------------------------------------- */
+
+extern int korch_traces; /* 0: nothing, 1: regions, 2: tasks */
+int64_t korch_trace_region(void);
+void korch_trace_work(int64_t region, int64_t me, bool begins);
+void korch_trace_wait(int64_t since_ns);
+void korch_trace_task(int64_t is_wait, int64_t me, int64_t task, const int64_t *rest, int64_t since_ns);
+void korch_trace_begun(int64_t now_ns);
+
+/* -- Plans (korch_plan.c) ------------------------------------------------------------------------------------------- */
+
+/* A table of a plan: `korch.tile.llvm.constants` prints it. */
+#define KORCH_TABLE(type) struct { int64_t count; const type *rows; }
+
+/* -- Libraries (korch_onednn.c) ------------------------------------------------------------------------------------- */
+
+/* Where a library is; named dnnl or onnxruntime. The path is copied. */
+KORCH_API void korch_use_library(const char *name, const char *path);
+void *korch_open_library(const char *name, const char *soname, char *error, size_t error_size);
+
+/* The same number of threads for a library with threads of its own. */
+void korch_tell_threads(int threads);
+
+/* -- Objects (korch_load.c) ----------------------------------------------------------------------------------------- */
+
+/* Code and constants that are loaded from relocatable objects. */
+typedef struct korch_code korch_code;
+
+typedef struct {
+    const void *bytes;
+    int64_t size;
+} korch_object;
+
+/* Load objects; if that fails, return null, with a message in `error`. */
+KORCH_API korch_code *korch_load(const korch_object *objects, int64_t count, char *error, size_t error_size);
+KORCH_API const void *korch_symbol(const korch_code *code, const char *name);
+KORCH_API void korch_unload(korch_code *code);
+
+/* The plans of a library: a table that is named korch_listed. */
+typedef KORCH_TABLE(korch_plan *const) korch_plan_list;
+
+/* Memory that starts at a huge page if it is large; null if there is none. It is filled with zeros. */
+void *korch_allocate(int64_t size);
+
+/* Whether this process may use matrix units (Intel AMX). */
+KORCH_API int korch_matrix_units(void);

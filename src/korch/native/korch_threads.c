@@ -1,0 +1,476 @@
+/* Threads: waits, barriers, teams, and the cores that they use.
+ *
+ * A team is created when no idle team of its size is left, and then serves region after region. Its threads wait by
+ * spinning for about as long as a kernel takes, and then sleep. If other processes need the cores, too, a thread that
+ * spins takes the core from the thread that it waits for; so threads that outnumber the cores spin only briefly.
+ */
+#include "korch_runtime.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#ifdef __linux__
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#endif
+#ifndef _WIN32
+#include <unistd.h>
+#endif
+
+/* -- Cores ---------------------------------------------------------------------------------------------------------- */
+
+enum { PATH_BYTES = 4096 };
+
+/* Read one or two numbers from a file; return how many there are. The text "max" is not a number. */
+static int read_numbers(const char *folder, const char *name, long found[2]) {
+    char path[PATH_BYTES + 64];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *file = fopen(path, "re");
+    if (!file) return 0;
+    const int count = fscanf(file, "%ld %ld", &found[0], &found[1]);
+    fclose(file);
+    return count < 0 ? 0 : count;
+}
+
+/* The quota of a control group (cgroup v2 or v1) in cores, at least 1; `cores` if it has no quota or a larger one. */
+static int group_cores(const char *folder, int cores) {
+    long quota[2] = {0}, period[2] = {0};
+    if (read_numbers(folder, "cpu.max", quota) == 2) {
+        period[0] = quota[1];
+    } else if (read_numbers(folder, "cpu.cfs_quota_us", quota) != 1 ||
+               read_numbers(folder, "cpu.cfs_period_us", period) != 1) {
+        return cores;
+    }
+    if (quota[0] <= 0 || period[0] <= 0 || quota[0] / period[0] >= cores) return cores;
+    return quota[0] < period[0] ? 1 : (int)(quota[0] / period[0]);
+}
+
+/* Whether a comma-separated list contains the name "cpu". */
+static bool has_cpu(const char *names) {
+    for (const char *at = names; (at = strstr(at, "cpu")); at += 3)
+        if ((at == names || at[-1] == ',') && (at[3] == ',' || at[3] == 0)) return true;
+    return false;
+}
+
+/* The least quota of this process's control groups and of their ancestors; `korch.system.cores` does the same in Python.
+ * A quota limits CPU time, which a spinning thread uses, too: with a quota of 2 cores on 8 cores, 8 threads run for a
+ * quarter of each period and are then stopped. `root` is "", or a folder for tests. */
+KORCH_API int korch_quota_cores(const char *root, int cores) {
+    char path[PATH_BYTES + 32], line[PATH_BYTES], top[PATH_BYTES];
+    snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
+    FILE *file = fopen(path, "re");
+    if (!file) return cores;
+    while (fgets(line, sizeof line, file)) {
+        line[strcspn(line, "\n")] = 0;
+        char *names = strchr(line, ':');
+        char *group = names ? strchr(++names, ':') : NULL;
+        if (!group) continue;
+        *group++ = 0;
+        if (*names && !has_cpu(names)) continue;
+        /* cgroup v2 has no controller names. In a container, the path may be the host's: then only the root is visible. */
+        const char *const folders[] = {names, "cpu"};
+        for (int i = 0; i < (*names ? 2 : 1); ++i) {
+            const int length = snprintf(top, sizeof top, "%s/sys/fs/cgroup/%s", root, folders[i]);
+            if (length < 0 || (size_t)length + strlen(group) + 2 > sizeof top) break;
+            strcat(strcat(strcpy(path, top), "/"), group);
+            for (;;) {
+                cores = group_cores(path, cores);
+                if (strlen(path) <= (size_t)length) break;
+                *strrchr(path, '/') = 0;
+            }
+        }
+    }
+    fclose(file);
+    return cores;
+}
+
+static int cores = 1; /* that this process may use, when the library was loaded */
+
+static int affinity_cores(void) {
+#ifdef __linux__
+    cpu_set_t found;
+    return sched_getaffinity(0, sizeof found, &found) == 0 ? CPU_COUNT(&found) : 1;
+#elif defined(_WIN32)
+    const char *count = getenv("NUMBER_OF_PROCESSORS");
+    return count && atoi(count) > 0 ? atoi(count) : 1;
+#else
+    return (int)sysconf(_SC_NPROCESSORS_ONLN);
+#endif
+}
+
+/* -- Waits ---------------------------------------------------------------------------------------------------------- */
+
+/* The limit of spinning is a time, not a count of pause instructions: one takes 10 cycles on some CPUs and 140 on others. */
+static const int64_t LOOK_NS = 1000000, SHORT_LOOK_NS = 5000;
+
+int64_t korch_look_ns(int64_t threads) { return cores >= threads ? LOOK_NS : SHORT_LOOK_NS; }
+
+int64_t korch_now_ns(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+static inline void relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield" ::: "memory");
+#endif
+}
+
+uint32_t korch_count_now(const korch_count *count) { return __atomic_load_n(&count->value, __ATOMIC_ACQUIRE); }
+
+bool korch_is_at(const korch_count *count, uint32_t wanted) { return (int32_t)(korch_count_now(count) - wanted) >= 0; }
+
+/* Spin for at most this long; return whether the count has reached the value. */
+static bool look(const korch_count *count, uint32_t wanted, int64_t look_ns) {
+    for (int64_t until_ns = 0;;) {
+        for (int i = 0; i < 32; ++i) {
+            if (korch_is_at(count, wanted)) return true;
+            relax();
+        }
+        const int64_t time_ns = korch_now_ns();
+        if (until_ns == 0) until_ns = time_ns + look_ns;
+        else if (time_ns > until_ns) return false;
+    }
+}
+
+/* Writes before this call are visible to threads that have waited. A counter is only set upwards. */
+void korch_set(korch_count *count, uint32_t value) {
+    __atomic_store_n(&count->value, value, __ATOMIC_SEQ_CST);
+#ifdef __linux__
+    if (__atomic_load_n(&count->sleepers, __ATOMIC_SEQ_CST))
+        syscall(SYS_futex, &count->value, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+#endif
+}
+
+/* No wake-up is lost: a sleeper adds itself to `sleepers` before it reads `value`, and `korch_set` writes `value` before it
+ * reads `sleepers`. All four are sequentially consistent, so either the sleeper sees the new value and does not sleep, or
+ * `korch_set` sees the sleeper and wakes it; and the system call returns at once if the value is no longer the one that was
+ * read. */
+void korch_wait_for(korch_count *count, uint32_t wanted, int64_t look_ns) {
+    if (look(count, wanted, look_ns)) return;
+    __atomic_fetch_add(&count->sleepers, 1, __ATOMIC_SEQ_CST);
+    for (uint32_t now; (int32_t)((now = __atomic_load_n(&count->value, __ATOMIC_SEQ_CST)) - wanted) < 0;) {
+#ifdef __linux__
+        syscall(SYS_futex, &count->value, FUTEX_WAIT_PRIVATE, now, NULL, NULL, 0);
+#else
+        sched_yield();
+#endif
+    }
+    __atomic_fetch_sub(&count->sleepers, 1, __ATOMIC_SEQ_CST);
+}
+
+/* -- Cores of a team ------------------------------------------------------------------------------------------------ */
+
+#ifdef __linux__
+static cpu_set_t bound; /* the cores of threads that are bound to one each */
+static bool is_bound;
+#endif
+
+/* Bind the calling thread, and the threads of teams that are created later, to a core each, if there are `threads` cores.
+ * For measurements: on a busy machine, the system would let two of them wait for the same core. */
+KORCH_API void korch_bind(int threads) {
+#ifdef __linux__
+    if (sched_getaffinity(0, sizeof bound, &bound) != 0 || CPU_COUNT(&bound) != threads) return;
+    cpu_set_t own;
+    int core = 0;
+    while (!CPU_ISSET(core, &bound)) ++core;
+    CPU_ZERO(&own);
+    CPU_SET(core, &own);
+    is_bound = sched_setaffinity(0, sizeof own, &own) == 0;
+#else
+    (void)threads;
+#endif
+}
+
+#ifdef __linux__
+static void bind_to(int64_t me) {
+    cpu_set_t own;
+    int core = 0;
+    for (int64_t left = me; core < CPU_SETSIZE && (!CPU_ISSET(core, &bound) || left-- > 0);) ++core;
+    CPU_ZERO(&own);
+    if (core < CPU_SETSIZE) CPU_SET(core, &own);
+    sched_setaffinity(0, sizeof own, &own);
+}
+
+/* Let a thread of a team use all cores that the first one may use but its core, if there are enough. */
+static void send_off(int number, const korch_team *team) {
+    cpu_set_t own;
+    memcpy(&own, team->allowed, sizeof own);
+    if (CPU_COUNT(&own) < team->threads) return;
+    CPU_CLR(team->core, &own);
+    if (CPU_COUNT(&own) > 0) sched_setaffinity(number, sizeof own, &own);
+}
+#endif
+
+/* Keep the other threads of a team off the core of the thread that opens a region.
+ *
+ * After a thread has slept for some milliseconds, Linux may wake it on the core of the thread that wakes it, although
+ * other cores are idle. Both then share one core, each spinning while it waits for the other, until the system moves one
+ * of them. This took 4 to 9 ms on two cores, for a plan that runs in 0.06 ms. When the first thread has moved to another
+ * core, the others are sent off before the region begins, because they could otherwise be woken there. */
+static void keep_apart(korch_team *team) {
+#ifdef __linux__
+    if (is_bound) return;
+    const int core = sched_getcpu();
+    if (core == team->core) return;
+    team->core = core;
+    cpu_set_t own;
+    CPU_ZERO(&own);
+    sched_getaffinity(0, sizeof own, &own);
+    memcpy(team->allowed, &own, sizeof own);
+    for (int64_t i = 1; i < team->threads; ++i) {
+        const int number = __atomic_load_n(&team->numbers[i], __ATOMIC_RELAXED);
+        if (number) send_off(number, team);
+    }
+#else
+    (void)team;
+#endif
+}
+
+/* -- Teams ---------------------------------------------------------------------------------------------------------- */
+
+static pthread_mutex_t teams_mutex = PTHREAD_MUTEX_INITIALIZER;
+static korch_team *idle; /* the teams that no region has */
+static _Thread_local korch_member *inside;
+static _Thread_local int usual_threads; /* 0: as many as there are cores */
+
+korch_member *korch_inside(void) { return inside; }
+
+int korch_max_threads(void) { return inside ? 1 : usual_threads ? usual_threads : cores; }
+
+int korch_set_threads(int threads) {
+    const int before = usual_threads ? usual_threads : cores;
+    usual_threads = threads;
+    korch_tell_threads(threads);
+    return before;
+}
+
+/* Wait, as the first thread, until all others have reached a turn. */
+static void await_others(korch_member *own) {
+    korch_team *const team = own->team;
+    const bool is_told = team->hooks && team->hooks->waited;
+    for (int64_t i = 1; i < team->threads; ++i) {
+        if (korch_is_at(&team->counts[i], own->turn)) continue;
+        const int64_t since_ns = is_told || korch_traces ? korch_now_ns() : 0;
+        korch_wait_for(&team->counts[i], own->turn, team->look_ns);
+        if (korch_traces) korch_trace_wait(since_ns);
+        if (is_told) team->hooks->waited(team->hooks, since_ns);
+    }
+}
+
+static void meet(korch_member *own) {
+    korch_team *const team = own->team;
+    const uint32_t turn = ++own->turn;
+    if (own->me != 0) {
+        const int64_t since_ns = korch_traces ? korch_now_ns() : 0;
+        korch_set(&team->counts[own->me], turn);
+        korch_wait_for(&team->counts[0], turn, team->look_ns);
+        if (since_ns) korch_trace_wait(since_ns);
+        return;
+    }
+    await_others(own);
+    if (team->hooks && team->hooks->all_came) team->hooks->all_came(team->hooks);
+    korch_set(&team->counts[0], turn);
+}
+
+/* Note that a thread begins or ends its part of a region. */
+static void note_part(const korch_team *team, korch_member *own, bool begins) {
+    inside = begins ? own : NULL;
+    if (korch_traces && !team->hooks) korch_trace_work(team->region, own->me, begins);
+}
+
+typedef struct {
+    korch_team *team;
+    int64_t me;
+} place;
+
+static void *serve(void *given) {
+    korch_team *const team = ((place *)given)->team;
+    const int64_t me = ((place *)given)->me;
+    free(given);
+#ifdef __linux__
+    __atomic_store_n(&team->numbers[me], (int)syscall(SYS_gettid), __ATOMIC_RELAXED);
+    if (is_bound) bind_to(me);
+#endif
+    for (korch_member own = {me, 0, meet, team, 1};;) {
+        korch_wait_for(&team->counts[0], ++own.turn, team->look_ns);
+        own.threads = team->threads;
+#ifdef __linux__
+        if (!is_bound && sched_getcpu() == team->core) send_off(0, team);
+#endif
+        note_part(team, &own, true);
+        if (team->run(team->given, &own)) __atomic_store_n(&team->failed, 1, __ATOMIC_RELAXED);
+        note_part(team, &own, false);
+        korch_set(&team->counts[me], ++own.turn);
+    }
+    return NULL;
+}
+
+/* Start a team's threads. If the system has no more threads, the team is smaller. */
+static void start(korch_team *team) {
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    for (int64_t i = 1; i < team->wanted; ++i) {
+        place *const own = malloc(sizeof *own);
+        pthread_t thread;
+        if (own) *own = (place){team, i};
+        if (!own || pthread_create(&thread, &attributes, serve, own) != 0) {
+            free(own);
+            break;
+        }
+        team->threads = i + 1;
+    }
+    pthread_attr_destroy(&attributes);
+}
+
+/* An idle team of a size, or a new one; null if there is no memory. */
+static korch_team *take(int64_t threads) {
+    pthread_mutex_lock(&teams_mutex);
+    korch_team **at = &idle;
+    while (*at && (*at)->wanted != threads) at = &(*at)->next;
+    korch_team *team = *at;
+    if (team) *at = team->next;
+    pthread_mutex_unlock(&teams_mutex);
+    if (team) return team;
+    team = korch_allocate((int64_t)(sizeof *team + threads * (sizeof(korch_count) + sizeof(int))));
+    if (!team) return NULL;
+    team->wanted = threads;
+    team->threads = 1;
+    team->look_ns = korch_look_ns(threads);
+    team->core = -1;
+    team->numbers = (int *)&team->counts[threads];
+    start(team);
+    return team;
+}
+
+static void give_back(korch_team *team) {
+    pthread_mutex_lock(&teams_mutex);
+    team->next = idle;
+    idle = team;
+    pthread_mutex_unlock(&teams_mutex);
+}
+
+korch_team *korch_begin_region(int64_t threads, korch_job run, void *given, korch_hooks *hooks, korch_member *own) {
+    if (threads > KORCH_MOST_THREADS) threads = KORCH_MOST_THREADS;
+    korch_team *const team = threads > 1 && !inside ? take(threads) : NULL;
+    if (!team) {
+        *own = (korch_member){.threads = 1};
+        return NULL;
+    }
+    team->run = run;
+    team->given = given;
+    team->hooks = hooks;
+    team->failed = 0;
+    if (korch_traces && !hooks) team->region = korch_trace_region();
+    keep_apart(team);
+    /* The last region has ended at the turn after the one that this thread has set. */
+    *own = (korch_member){0, team->threads, meet, team, korch_count_now(&team->counts[0]) + 2};
+    korch_set(&team->counts[0], own->turn);
+    note_part(team, own, true);
+    return team;
+}
+
+int korch_end_region(korch_team *team, korch_member *own) {
+    if (!team) return 0;
+    note_part(team, own, false);
+    ++own->turn;
+    await_others(own);
+    const int failed = __atomic_load_n(&team->failed, __ATOMIC_RELAXED);
+    give_back(team);
+    return failed;
+}
+
+int korch_parallel(int64_t threads, korch_job run, void *given, korch_hooks *hooks) {
+    korch_member own;
+    korch_team *const team = korch_begin_region(threads, run, given, hooks, &own);
+    const int failed = run(given, &own);
+    return korch_end_region(team, &own) | failed;
+}
+
+typedef struct {
+    int (*team)(void *const *buffers, korch_member *own);
+    void *const *buffers;
+} kernel;
+
+static int run_kernel(void *given, korch_member *own) {
+    const kernel *const what = given;
+    return what->team(what->buffers, own);
+}
+
+int korch_region(int threads, int (*team)(void *const *, korch_member *), void *const *buffers) {
+    kernel what = {team, buffers};
+    return korch_parallel(threads, run_kernel, &what, NULL);
+}
+
+/* -- Forks and interrupts ------------------------------------------------------------------------------------------- */
+
+#ifndef _WIN32
+/* fork() copies only the thread that calls it. So before a fork, all runs are completed, and no other begins; the child
+ * has no teams, and creates new ones. */
+static void before_fork(void) {
+    korch_hold_handles(true);
+    pthread_mutex_lock(&teams_mutex);
+}
+
+static void after_fork(void) {
+    pthread_mutex_unlock(&teams_mutex);
+    korch_hold_handles(false);
+}
+
+static void in_child(void) {
+    while (idle) {
+        korch_team *const team = idle;
+        idle = team->next;
+        free(team);
+    }
+    after_fork();
+}
+
+static struct sigaction before_watch;
+static bool came;
+
+static void note_interrupt(int number, siginfo_t *info, void *context) {
+    __atomic_store_n(&came, true, __ATOMIC_RELAXED);
+    if (before_watch.sa_flags & SA_SIGINFO) before_watch.sa_sigaction(number, info, context);
+    else before_watch.sa_handler(number);
+}
+
+/* SIGINT sets a flag and then calls the handler that was installed before. (Python's handler alone would not end a run: it,
+ * too, only sets a flag until the run has ended.) This costs some system calls, so short runs do not use it. */
+bool korch_watch_interrupts(void) {
+#ifdef __linux__
+    if (syscall(SYS_gettid) != getpid()) return false;
+#else
+    if (!pthread_main_np()) return false;
+#endif
+    if (sigaction(SIGINT, NULL, &before_watch) != 0) return false;
+    if (before_watch.sa_handler == SIG_DFL || before_watch.sa_handler == SIG_IGN) return false;
+    __atomic_store_n(&came, false, __ATOMIC_RELAXED);
+    struct sigaction own = before_watch;
+    own.sa_flags |= SA_SIGINFO;
+    own.sa_sigaction = note_interrupt;
+    return sigaction(SIGINT, &own, NULL) == 0;
+}
+
+void korch_unwatch_interrupts(void) {
+    sigaction(SIGINT, &before_watch, NULL);
+    __atomic_store_n(&came, false, __ATOMIC_RELAXED);
+}
+
+bool korch_interrupted(void) { return __atomic_load_n(&came, __ATOMIC_RELAXED); }
+#else
+bool korch_watch_interrupts(void) { return false; }
+void korch_unwatch_interrupts(void) {}
+bool korch_interrupted(void) { return false; }
+#endif
+
+__attribute__((constructor)) static void begin(void) {
+    cores = korch_quota_cores("", affinity_cores());
+#ifndef _WIN32
+    pthread_atfork(before_fork, after_fork, in_child);
+#endif
+}
