@@ -97,6 +97,17 @@ def is_of_bytes(body: PrimitiveGraph, root: Primitive) -> bool:
     return body.types[root.inputs[0]].dtype in BYTES and body.types[root.output].dtype is DType.I32
 
 
+def refuse_outputs(body: PrimitiveGraph, root: Primitive) -> Refusal | None:
+    """Return why the steps after a product can't be fused into it, whatever the layouts are; None if they may be."""
+    found = {root.output}
+    for primitive in body.primitives:
+        keeps = primitive.row.category is Category.ELEMENTWISE
+        keeps = keeps or isinstance(primitive.attributes, TransposeAttributes | ReshapeAttributes)
+        if keeps and not found.isdisjoint(primitive.inputs):
+            found.add(primitive.output)
+    return None if found.issuperset(value for _, value in body.outputs) else Refusal(_NOT_FUSED)
+
+
 def refuse_types(
     body: PrimitiveGraph, *roots: Primitive, inside: Set[int] = frozenset(), with_bytes: bool = False
 ) -> Refusal | None:
@@ -211,6 +222,9 @@ def in_panels(rows: int, columns: int, width: int, group: int = 1) -> Packed:
     return Packed(rows * columns, (Panels(columns, width, group),))
 
 
+_NOT_FUSED = "an output is not computed from the product element by element"
+
+
 class Fusion:
     """The operations before and after a linear primitive, emitted by an `Emitter`.
 
@@ -269,7 +283,7 @@ class Fusion:
         found = []
         for name, value in self.body.outputs:
             if value not in indices:
-                raise NotFusedError("an output is not computed from the product element by element")
+                raise NotFusedError(_NOT_FUSED)
             type_, moved = self.body.types[value], indices[value]
             place = physical_offset(self.layouts[name], type_.shape, moved, emitter.ranges)
             found.append((name, type_.dtype, place, emitter.value(value, moved)))

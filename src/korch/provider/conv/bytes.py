@@ -30,6 +30,7 @@ from korch.schedule.contraction import (
     contraction_of,
     extent,
     is_of_bytes,
+    refuse_outputs,
     refuse_types,
     root_of,
 )
@@ -116,7 +117,7 @@ def _root(group: Group) -> Primitive | Refusal:
     position = group.position.get(root.inputs[1])
     if position is None or position not in group.constant_inputs:
         return Refusal("the weights are not constant")
-    return refuse_types(group.body, root, with_bytes=True) or root
+    return refuse_types(group.body, root, with_bytes=True) or refuse_outputs(group.body, root) or root
 
 
 def _registers(target: Target) -> Registers:

@@ -18,7 +18,7 @@ from korch.provider.gemm.vectors import require_neighbours
 from korch.provider.matrix_units import STEP_BYTES, TOGETHER, components_layout
 from korch.provider.provider import SPLIT, Kernel
 from korch.schedule.chains import Chain, ChainBlocking, Link
-from korch.schedule.contraction import Layouts, NotFusedError, refuse_types
+from korch.schedule.contraction import Layouts, NotFusedError, refuse_outputs, refuse_types
 from korch.schedule.depthwise import weights_layout
 from korch.system.alignment import ceil_div
 from korch.target import Target
@@ -91,10 +91,6 @@ def _split_plans(
         blocking = replace(
             way, block=block, registers=tuple(None if link.can_be_split else own for link, own in registers)
         )
-        try:
-            chain.program(blocking)
-        except NotFusedError:
-            continue
         inputs = _packed(group, chain, layouts[0], blocking, target)
         offer = Offer(inputs, layouts[1], f"{SPLIT} {variant}", 0, ALL_PAIRS, vector_flop)
         yield OfferPlan(offer, layouts, blocking)
@@ -136,7 +132,8 @@ def _refused_or_image(group: Group, target: Target) -> int | Refusal:
     constants = {body.inputs[position][1] for position in group.constant_inputs}
     if any(root.inputs[1] not in constants or len(body.consumers[root.inputs[1]]) > 1 for root in body.linear):
         return Refusal("the weights are not constant")
-    return refuse_types(body, *body.linear) or image_position(group, body.linear[0].inputs[0])
+    refusal = refuse_types(body, *body.linear) or refuse_outputs(body, body.linear[-1])
+    return refusal or image_position(group, body.linear[0].inputs[0])
 
 
 def _packed(

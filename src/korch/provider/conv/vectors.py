@@ -21,7 +21,7 @@ from korch.provider.gemm.vectors import require_neighbours
 from korch.provider.provider import Kernel
 from korch.provider.tile_kernel import kernel_of
 from korch.schedule import chains, depthwise
-from korch.schedule.contraction import Layouts, NotFusedError, refuse_types, root_of
+from korch.schedule.contraction import Layouts, NotFusedError, refuse_outputs, refuse_types, root_of
 from korch.schedule.depthwise import Depthwise, is_depthwise, weights_layout
 from korch.schedule.split_windows import SplitWindowBlocking, SplitWindows
 from korch.schedule.windows import ConvBlocking, Windows
@@ -96,7 +96,7 @@ def plans_of(group: Group, target: Target) -> tuple[OfferPlan, ...] | Refusal:
     root = root_of(group, "conv")
     if isinstance(root, Refusal):
         return root
-    refusal = refuse_types(group.body, root)
+    refusal = refuse_types(group.body, root) or refuse_outputs(group.body, root)
     if refusal is not None:
         return refusal
     image = image_position(group, root.inputs[0])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from korch.candidate.candidate import Group, Refusal
 from korch.primitive.graph import Primitive
-from korch.schedule.contraction import refuse_types, root_of
+from korch.schedule.contraction import refuse_outputs, refuse_types, root_of
 
 MOVES = ("transpose", "reshape", "slice", "take")
 """Operations allowed between an input and the product, besides casts that widen 16-bit floats or constant bytes."""
@@ -27,7 +27,7 @@ def match_group(group: Group) -> MatchedProduct | Refusal:
     if isinstance(root, Refusal):
         return root
     stored = {cast.inputs[0] for cast in group.body.primitives if is_widened(group, cast)}
-    refusal = refuse_types(group.body, root, inside=stored, with_bytes=True)
+    refusal = refuse_types(group.body, root, inside=stored, with_bytes=True) or refuse_outputs(group.body, root)
     if refusal is not None:
         return refusal
     a, b = (source_of(group, value) for value in root.inputs)

@@ -13,7 +13,7 @@ from korch.provider.provider import SPLIT, Kernel
 from korch.provider.tile_kernel import kernel_of
 from korch.provider.winograd.matrix_units import WEIGHTS, split_blocking, suits_matrix_units
 from korch.provider.winograd.vectors import blocking_for
-from korch.schedule.contraction import Layouts, NotFusedError, is_of_bytes, refuse_types
+from korch.schedule.contraction import Layouts, NotFusedError, is_of_bytes, refuse_outputs, refuse_types
 from korch.schedule.products import PAIR_LANES
 from korch.schedule.split_winograd import SplitWinograd
 from korch.schedule.winograd import elements_of
@@ -88,7 +88,7 @@ def _root(group: Group, target: Target) -> Primitive | Refusal:
     if len(found) != 1:
         return Refusal("it is not one convolution in Winograd's space")
     root, types = found[0], group.body.types
-    refusal = refuse_types(group.body, root, with_bytes=target.lanes in PAIR_LANES)
+    refusal = refuse_types(group.body, root, with_bytes=target.lanes in PAIR_LANES) or refuse_outputs(group.body, root)
     if refusal is not None:
         return refusal
     if group.position.get(root.inputs[1]) not in group.constant_inputs:
