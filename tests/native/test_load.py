@@ -146,6 +146,20 @@ def test_the_code_of_other_processors_finds_its_constants_and_calls() -> None:
     runtime().korch_unload(ctypes.c_void_p(code))
 
 
+@pytest.mark.parametrize("kind", range(12))
+def test_no_section_may_lie_outside_of_the_object(kind: int) -> None:
+    content = bytearray(compiled(ELSEWHERE))
+    sections, count = int.from_bytes(content[40:48], "little"), int.from_bytes(content[60:62], "little")
+    heads = [sections + 64 * i for i in range(count)]
+    table = next(head for head in heads if content[head + 4] == 2)  # of symbols
+    names = heads[int.from_bytes(content[table + 40 : table + 44], "little")]
+    content[names + 4] = kind
+    content[names + 24 : names + 32] = (1 << 40).to_bytes(8, "little")
+    code, error = load_for(int.from_bytes(content[18:20], "little"), bytes(content))
+    assert code is None
+    assert error.startswith("object 0 is refused: ")
+
+
 @pytest.mark.parametrize(("isa", "machine"), [("generic", X86_64), ("neon", AARCH64)])
 def test_no_damaged_object_crashes(isa: str, machine: int) -> None:
     rng = random.Random(0)

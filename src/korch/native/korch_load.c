@@ -209,7 +209,7 @@ static bool place_sections(linker *own, object *o) {
     for (int i = 0; i < h->section_count; ++i) {
         const section *const s = &o->sections[i];
         o->places[i].part = -1;
-        if (s->type != NO_BITS && s->type != 0 && !is_inside(o, s->offset, s->size, 1))
+        if (s->type != NO_BITS && !is_inside(o, s->offset, s->size, 1))
             return refuse(own, "section %d is not in it", i);
         if (!(s->flags & IN_MEMORY)) continue;
         if (s->name >= names->size) return refuse(own, "the name of section %d is not in it", i);
