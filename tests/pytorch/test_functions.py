@@ -94,6 +94,25 @@ def test_functions_that_can_not_be_exported_are_refused(text: str) -> None:
     assert REFUSED[text] in wrong_calls([text])[text]
 
 
+WIDENED = """m + o
+torch.add(m, o, alpha=True)
+m * o
+m.sort()[0]
+m.sort(stable=True)[1]
+m.amax(1)
+-i.to(torch.uint8)
+i.to(torch.uint8).cumsum(0, dtype=torch.uint8)
+i.to(torch.uint8) @ i.to(torch.uint8).T
+i.to(torch.int16).sort()[0]
+100 * i.to(torch.int8)"""
+"""Calls with types that ONNX's definitions of their operators lack."""
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_types_that_onnx_lacks_are_widened() -> None:
+    assert wrong_calls(WIDENED.splitlines()) == {}
+
+
 def test_the_calls_are_of_many_functions() -> None:
     """A name that is misspelt would be an error in another test; a table that shrinks would not."""
     names = {text.split("(")[0] for text in calls() if text.startswith(("F.", "torch."))}

@@ -20,6 +20,7 @@ from korch.errors import UnsupportedError
 from korch.frontend.onnx import HeldModel
 from korch.frontend.torch.quantized import translations
 from korch.frontend.torch.trouble import export_trouble
+from korch.frontend.torch.widen import widen_types
 from korch.primitive.op import Array
 from korch.system.extras import install_command
 
@@ -106,6 +107,7 @@ def _without_weights(model: Any) -> tuple[Any, dict[str, Array]]:
         kept[name] = tensor
         value.const_value = ir.ExternalTensor("memory", 0, tensor.nbytes, tensor.dtype, shape=tensor.shape, name=name)
     proto = ir.to_proto(model)
+    widen_types(proto)
     for name, tensor in kept.items():
         model.graph.initializers[name].const_value = tensor
     return proto, arrays
