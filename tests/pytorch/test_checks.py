@@ -15,6 +15,7 @@ from torch.nn import functional as nnf
 import korch
 from korch.errors import InaccurateError, UnsupportedError
 from korch.frontend.torch import Exported, export, export_module
+from korch.frontend.torch.ties import FirstOfEqual
 from korch.options import Options
 from korch.pytorch.check import check_module
 from korch.pytorch.tensors import as_array
@@ -58,6 +59,28 @@ def test_a_wrong_translation_is_refused(
     monkeypatch.setattr(export, "decompositions", dict)
     with pytest.raises((UnsupportedError, InaccurateError), match=re.escape(text)):  # of the graph or the executable
         korch.optimize(Function(function).eval(), args, **quick)
+
+
+def orders(x: Any) -> list[Any]:
+    return [
+        *(*x.sort(), *x.sort(descending=True), *x.topk(5), *x.topk(4, 0, sorted=False)),
+        *(*x.kthvalue(9), *x.median(-1), *x.nanmedian(0)),
+    ]
+
+
+def test_the_first_of_equal_elements_is_taken(quick: dict[str, object]) -> None:
+    """PyTorch takes any of them, by the CPU."""
+    x = torch.zeros(6, 40)
+    x[:, 3], x[2, 5] = 1, torch.nan
+    with FirstOfEqual():
+        values, places = x[:2].topk(5)
+    assert places.tolist() == [[3, 0, 1, 2, 4]] * 2
+    assert values.tolist() == [[1, 0, 0, 0, 0]] * 2
+    for given in (x, x.to(torch.int64)):
+        check_module(exported(orders, given), Options())
+    executable = korch.optimize(Function(orders).eval(), (x,), **quick)
+    with FirstOfEqual():
+        assert not difference(executable(x), orders(x))
 
 
 def test_an_executable_that_differs_in_a_masked_row_is_refused() -> None:

@@ -131,6 +131,18 @@ def _image_columns(x: Any, kernel: Sequence[int], dilation: Any, padding: Any, s
     return x.new_zeros((*x.shape[:-3], x.shape[-3] * math.prod(kernel), count))
 
 
+def _topmost(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    """Without an order, any order is right; ONNX has no order of a scalar."""
+    if not x.dim():
+        return x.clone(), torch.zeros((), dtype=torch.int64)
+    return NotImplemented if sorted else aten.topk.default(x, k, dim, largest, True)
+
+
+def _scatter_add(x: Any, dim: int, index: Any, src: Any) -> Any:
+    """The exporter's sum into a scalar has no axis."""
+    return NotImplemented if x.dim() else aten.scatter_add.default(x.reshape(1), 0, index.reshape(1), src.reshape(1))[0]
+
+
 def _scatter_reduce(x: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Any:
     """The exporter computes a sum for a mean."""
     if reduce != "mean":
@@ -308,6 +320,11 @@ def _max_pool(
     windows = _windows(padded, kernel, strides, dilations)
     flat = windows.flatten(-rank)
     best, places = flat.argmax(-1), flat.new_zeros((), dtype=torch.int64)
+    if padded.shape != x.shape:  # an element may be as small as the padding, which is never chosen
+        inside = _padded(torch.ones(x.shape[-rank:], dtype=torch.bool), rank, sizes, 0, ceil_mode=ceil_mode)[2]
+        inside = _windows(inside, kernel, strides, dilations).flatten(-rank)
+        is_least = (flat == fill) & inside
+        best = torch.where(flat.amax(-1) == fill, is_least.int().argmax(-1), best)
     for axis in range(rank):
         inner = math.prod(kernel[axis + 1 :])
         shape = [1] * rank
@@ -381,6 +398,23 @@ def _hamming(n: int, periodic: bool = True, alpha: float = 0.54, beta: float = 0
     return (alpha - beta * torch.cos(places)) if n != 1 else torch.ones(1, **options)
 
 
+def _reversed(x: Any, other: Any, alpha: float = 1) -> Any:
+    """The exporter knows no types of a difference of an integer and a float."""
+    return x.to(torch.result_type(x, other)) * -alpha + other
+
+
+_ALIASES = {
+    "divide": aten.div,
+    "multiply": aten.mul,
+    "subtract": aten.sub,
+    "greater": aten.gt,
+    "greater_equal": aten.ge,
+    "less": aten.lt,
+    "less_equal": aten.le,
+    "not_equal": aten.ne,
+}
+"""Operators with another name. The exporter does not promote the types of the operands under this name."""
+
 _WRONG: dict[Any, Callable[..., Any]] = {
     aten.scaled_dot_product_attention.default: _attention,
     aten.squeeze.dim: _squeeze,
@@ -399,6 +433,15 @@ _WRONG: dict[Any, Callable[..., Any]] = {
     aten._upsample_bicubic2d_aa.vec: partial(_antialiased, reach=2, weigh=_cubic),
     aten.pad.default: _pad,
     aten.im2col.default: _image_columns,
+    **{
+        getattr(getattr(aten, name), overload): getattr(same, overload)
+        for name, same in _ALIASES.items()
+        for overload in getattr(aten, name).overloads()
+        if overload in same.overloads() and "out" not in overload
+    },
+    aten.rsub.Scalar: _reversed,
+    aten.topk.default: _topmost,
+    aten.scatter_add.default: _scatter_add,
     aten.scatter_reduce.two: _scatter_reduce,
     **{
         operator: _integer_convolution

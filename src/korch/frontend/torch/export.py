@@ -28,6 +28,7 @@ from korch.frontend.torch.convert import to_held_model
 from korch.frontend.torch.decompose import decompositions
 from korch.frontend.torch.experts import experts_as_batches
 from korch.frontend.torch.samples import ModuleInputs, samples
+from korch.frontend.torch.ties import FirstOfEqual
 from korch.frontend.torch.tree import Arguments, Results, Trees
 from korch.frontend.torch.trouble import export_trouble, path_of, random_operator
 
@@ -143,7 +144,7 @@ def export_call(
 def _run(module: Any, trees: Trees, tensors: Sequence[Any]) -> list[Any]:
     """Call a module; return the distinct tensors of its result."""
     args, kwargs = trees.arguments.nest([tensor.detach().clone() for tensor in tensors])
-    with torch.no_grad(), warnings.catch_warnings():
+    with torch.no_grad(), warnings.catch_warnings(), FirstOfEqual():
         warnings.simplefilter("ignore")
         leaves = pytree.tree_leaves(module(*args, **kwargs))
     return [leaves[trees.results.tensors.index(k)] for k in range(len(trees.results.names))]

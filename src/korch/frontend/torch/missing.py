@@ -13,6 +13,8 @@ aten = torch.ops.aten
 
 
 def _index_reduce(x: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True) -> Any:
+    if not x.dim():
+        return _index_reduce(x.reshape(1), 0, index, source.reshape(1), reduce, include_self=include_self)[0]
     places = _along(index, source, dim)
     return aten.scatter_reduce.two(x, dim, places, source, reduce.replace("mul", "prod"), include_self=include_self)
 
@@ -22,6 +24,22 @@ def _along(index: Any, like: Any, dim: int) -> Any:
     shape = [1] * like.dim()
     shape[dim] = -1
     return index.reshape(shape).expand(like.shape)
+
+
+def _repeated(x: Any, repeats: Any, dim: int | None = None, *, output_size: int | None = None) -> Any:
+    """The exporter takes no size of the output; without it, the size depends on data."""
+    if output_size is None:
+        return NotImplemented
+    if dim is None:
+        x, dim = x.reshape(-1), 0
+    return x.index_select(dim, _numbers_of_parts(repeats.expand(x.shape[dim]), output_size=output_size))
+
+
+def _numbers_of_parts(repeats: Any, *, output_size: int | None = None) -> Any:
+    if output_size is None:
+        return NotImplemented
+    places = torch.arange(output_size)
+    return (repeats.cumsum(0) <= places.unsqueeze(1)).sum(1).to(repeats.dtype)
 
 
 def _scatter_with(x: Any, dim: int, index: Any, src: Any, *, reduce: str) -> Any:
@@ -178,7 +196,7 @@ def _cumulative_minimum(x: Any, dim: int) -> tuple[Any, ...]:
 
 @_also_of_scalars
 def _kth_value(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Any, Any]:
-    values, places = torch.sort(x, dim)
+    values, places = torch.sort(x, dim=dim, stable=True)
     values, places = values.narrow(dim, k - 1, 1), places.narrow(dim, k - 1, 1)
     return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
 
@@ -203,7 +221,7 @@ def _nan_median(x: Any, dim: int, keepdim: bool = False) -> tuple[Any, ...]:
     if not x.is_floating_point():
         return _median(x, dim, keepdim)
     is_nan = torch.isnan(x)
-    values, places = torch.sort(torch.where(is_nan, torch.inf, x), dim)
+    values, places = torch.sort(torch.where(is_nan, torch.inf, x), dim=dim, stable=True)
     middle = ((~is_nan).sum(dim, keepdim=True) - 1).clamp(min=0) // 2
     values, places = values.gather(dim, middle), places.gather(dim, middle)
     values = torch.where(is_nan.all(dim, keepdim=True), torch.nan, values)
@@ -412,6 +430,8 @@ MISSING: dict[Any, Callable[..., Any]] = {
     aten.adaptive_max_pool2d.default: _adaptive_max,
     aten.adaptive_max_pool3d.default: _adaptive_max,
     aten.index_reduce.default: _index_reduce,
+    aten.repeat_interleave.self_Tensor: _repeated,
+    aten.repeat_interleave.Tensor: _numbers_of_parts,
     aten.scatter.reduce: _scatter_with,
     aten.scatter.value_reduce: _scatter_with,
     **dict.fromkeys([aten.ceil.default, aten.floor.default, aten.round.default, aten.trunc.default], _rounded),

@@ -86,7 +86,8 @@ class InputUse:
         """Return what to try for the largest and for the least index."""
         if self.given.is_floating_point() or self.given.dtype is torch.bool:
             return [], []
-        most = [torch.full_like(self.given, size - 1) for size in sorted(self.sizes, reverse=True)[:ATTEMPTS]]
+        sizes = [size for size in self.sizes if size - 1 <= torch.iinfo(self.given.dtype).max]
+        most = [torch.full_like(self.given, size - 1) for size in sorted(sizes, reverse=True)[:ATTEMPTS]]
         half = (self.given.numel() + 1) // 2
         least = [_with_start(self.given, half, n) for n in sorted({*self.negatives, -1})[:ATTEMPTS]]
         return most, least if self.given.dtype is not torch.uint8 else []
