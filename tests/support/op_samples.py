@@ -1,15 +1,17 @@
-"""Compares PyTorch's own samples of its operators, exported as modules of calls, with eager mode.
+"""Compares PyTorch's own samples of its operators, optimized as modules of calls, with eager mode.
 
     python -m tests.support.op_samples [--results build/op_samples.jsonl] [--samples 8] [--jobs 1] [--only NAME ...]
 
-The samples are those of PyTorch's tests (`op_db`, which needs the package `expecttest`): forward, in float32 and int64.
-Modules are interpreted as they are exported. Each operator adds a line to the results, and is not run again.
+The samples are those of PyTorch's tests (`op_db`, which needs the package `expecttest`): forward, in float32 and the
+types of `DTYPES`. Modules are optimized without measuring. Each operator adds a line to the results, and is not run
+again; `--table` prints the sums of all lines.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
 import warnings
 from collections import Counter
@@ -21,15 +23,30 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from korch.errors import KorchError
-from tests.support.torch_calls import difference, exported_results
+import korch
+from korch.ablation import Ablation
+from korch.errors import InaccurateError, ModelError, UnprovidedError, UnsupportedError
+from korch.frontend.torch.ties import FirstOfEqual
+from korch.limits import SearchLimits
+from korch.pytorch.check import OTHERWISE_EXPORTED
+from tests.support.torch_calls import difference
 from tests.support.workers import answer_lines, run_in_workers
 
-DTYPES = {"float32": torch.float32, "int64": torch.int64}
-LIMIT_S = 300
+DTYPES = {name: getattr(torch, name) for name in ("float32", "int64", "int32", "uint8", "bool")}
+LIMIT_S, LIFE = 300, 100
 
-UNORDERED = ("kthvalue", "topk")
-"""Operators that choose any of equal elements, which samples of integers have: their values are compared, sorted."""
+DRAWN = 200
+"""The most samples that are drawn, of which some that are spread over all of them are run."""
+
+VERDICTS = {
+    "right": "the results are those of eager mode",
+    "refused": "an error with the reason",
+    "random": "an error: the operator draws random numbers",
+    "noticed": "an error: what is exported or built computes something else",
+    "wrong": "the results are not those of eager mode",
+    "crash": "any other error",
+    "none": "PyTorch itself fails",
+}
 
 _Call = tuple[Sequence[Any], Any]
 """The leaves of the arguments of a call, and their form."""
@@ -59,8 +76,7 @@ def verdicts(function: Any, samples: Sequence[tuple[Sequence[Any], dict[str, Any
         samples: the arguments of the calls, and their keyword arguments.
 
     Returns:
-        For each call right, refused, random (refused for that reason), wrong, crash or none (PyTorch itself fails), and
-        a message.
+        For each call one of `VERDICTS`, and a message.
     """
     calls = [pytree.tree_flatten((tuple(args), kwargs)) for args, kwargs in samples]
     eager = [_eager(function, call) for call in calls]
@@ -71,7 +87,7 @@ def verdicts(function: Any, samples: Sequence[tuple[Sequence[Any], dict[str, Any
 
 def _eager(function: Any, call: _Call) -> tuple[Any, str | None]:
     """Return what PyTorch computes, and its error, if there is one."""
-    with torch.no_grad():
+    with torch.no_grad(), FirstOfEqual():
         try:
             return _Calls(function, [call])(*_tensors([call]))[0], None
         except Exception as error:  # noqa: BLE001 - foreign code, whose errors have no base
@@ -88,39 +104,57 @@ def _verdicts(function: Any, calls: Sequence[tuple[_Call, Any]]) -> list[tuple[s
         return []
     own = [call for call, _ in calls]
     try:
-        found = exported_results(_Calls(function, own).eval(), _tensors(own))
+        found = results(_Calls(function, own).eval(), _tensors(own))
         texts = [difference(result, right) for result, (_, right) in zip(found, calls, strict=True)]
     except Exception as error:  # noqa: BLE001 - a refusal, or a crash, which is what is looked for
-        if len(calls) > 1:
-            middle = len(calls) // 2
-            return _verdicts(function, calls[:middle]) + _verdicts(function, calls[middle:])
-        if isinstance(error, KorchError):
-            return [("random" if "draws random numbers" in str(error) else "refused", f"{error}"[:300])]
-        return [("crash", f"{type(error).__name__}: {error}"[:300])]
+        if len(calls) == 1:
+            return [(_kind(error), f"{type(error).__name__}: {error}"[:400])]
+        middle = len(calls) // 2
+        left = _verdicts(function, calls[:middle])
+        if left[0][0] in ("refused", "random") and len(set(left)) == 1 and _verdicts(function, calls[-1:]) == left[:1]:
+            return left[:1] * len(calls)  # the others are most probably refused for the same reason
+        return left + _verdicts(function, calls[middle:])
     return [("wrong", text) if text else ("right", "") for text in texts]
 
 
-def _of_operator(name: str, variant: str, dtype: str, count: int) -> list[tuple[str, str]]:
-    from torch.testing._internal.common_methods_invocations import op_db
+def _kind(error: Exception) -> str:
+    """Return the verdict on a call that raises an error."""
+    if isinstance(error, InaccurateError) or OTHERWISE_EXPORTED in str(error):
+        return "noticed"
+    if not isinstance(error, ModelError | UnsupportedError | UnprovidedError):
+        return "crash"
+    return "random" if "draws random numbers" in str(error) else "refused"
 
-    (operator,) = (o for o in op_db if o.name == name and o.variant_test_name == variant)
-    if not operator.supports_dtype(DTYPES[dtype], "cpu"):
-        return []
-    function = operator.op
-    if name in UNORDERED and dtype == "int64":
-        function = lambda *args, **kwargs: operator.op(*args, **kwargs)[0].flatten().sort()[0]  # noqa: E731
-    samples = islice(operator.sample_inputs("cpu", DTYPES[dtype]), count)
-    return verdicts(function, [((sample.input, *sample.args), sample.kwargs) for sample in samples])
+
+def results(module: Any, tensors: Sequence[Any]) -> Any:
+    """Return what the executable of a module returns, whose plan is chosen without measuring."""
+    search = SearchLimits(gap=0.9, max_primitives=6, solver_seconds=5.0)
+    executable = korch.optimize(
+        module, tuple(tensors), threads=1, measure=False, search=search, ablation=Ablation(baselines=False)
+    )
+    return executable(*tensors)
 
 
 def _run(line: str, count: int) -> dict[str, Any]:
-    name, variant, dtype = json.loads(line)
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    name, variant = json.loads(line)
+    (operator,) = (o for o in op_db if o.name == name and o.variant_test_name == variant)
+    types, calls = list[str](), list[tuple[Sequence[Any], dict[str, Any]]]()
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = _of_operator(name, variant, dtype, count)
-    texts = dict.fromkeys(f"{what}: {text}" for what, text in found if what in ("wrong", "crash", "refused"))
-    return {"item": line, "counts": Counter(what for what, _ in found), "texts": list(texts)}
+        for name, dtype in DTYPES.items():
+            if operator.supports_dtype(dtype, "cpu"):
+                drawn = list(islice(operator.sample_inputs("cpu", dtype), DRAWN))
+                samples = drawn[:: -(-len(drawn) // count) or 1]
+                types += [name] * len(samples)
+                calls += [((sample.input, *sample.args), sample.kwargs) for sample in samples]
+        found = verdicts(operator.op, calls)
+    rows = [(dtype, what, text) for dtype, (what, text) in zip(types, found, strict=True)]
+    counts = {dtype: Counter(what for own, what, _ in rows if own == dtype) for dtype in types}
+    texts = dict.fromkeys(f"{dtype} {what}: {text}" for dtype, what, text in rows if what not in ("right", "none"))
+    return {"item": line, "counts": counts, "texts": list(texts)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -130,29 +164,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=8, help="at most this number of samples of an operator")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only", nargs="*", help="names of operators")
+    parser.add_argument("--table", action="store_true", help="print the results that there are")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if args.work:
         answer_lines(lambda line: _run(line, args.samples))
         return 0
+    args.results.parent.mkdir(parents=True, exist_ok=True)
+    rows = [json.loads(row) for row in args.results.open()] if args.results.exists() else []
+    if args.table:
+        print(_table(rows))
+        return 0
     from torch.testing._internal.common_methods_invocations import op_db
 
-    args.results.parent.mkdir(parents=True, exist_ok=True)
-    done = {json.loads(row)["item"] for row in args.results.open()} if args.results.exists() else set()
     chosen = [o for o in op_db if not args.only or o.name in args.only]
-    lines = [json.dumps([o.name, o.variant_test_name, dtype]) for o in chosen for dtype in DTYPES]
+    lines = [json.dumps([o.name, o.variant_test_name]) for o in chosen]
+    random.Random(0).shuffle(lines)
+    lines = [line for line in lines if line not in {row["item"] for row in rows}]
     command = [sys.executable, "-m", "tests.support.op_samples", "--work", "--samples", str(args.samples)]
-    counts: Counter[str] = Counter()
     with args.results.open("a") as out:
-        for line, answer, failure in run_in_workers([i for i in lines if i not in done], command, args.jobs, LIMIT_S):
-            row = answer or {"item": line, "counts": {"crash": 1}, "texts": [f"crash: {failure}"]}
-            counts.update(row["counts"])
-            out.write(json.dumps(row) + "\n")
+        for line, answer, failure in run_in_workers(lines, command, args.jobs, LIMIT_S, LIFE):
+            rows.append(answer or {"item": line, "counts": {"float32": {"crash": 1}}, "texts": [f"crash: {failure}"]})
+            out.write(json.dumps(rows[-1]) + "\n")
             out.flush()
-            if {"wrong", "crash"} & set(row["counts"]):
-                print(line, *row["texts"], sep="\n  ", flush=True)
-    print(dict(counts))
-    return int(bool(counts["wrong"] or counts["crash"]))
+            if texts := [text for text in rows[-1]["texts"] if " refused: " not in text and " random: " not in text]:
+                print(line, *texts, sep="\n  ", flush=True)
+    print(_table(rows))
+    return int(any({"wrong", "crash"} & set(counts) for row in rows for counts in row["counts"].values()))
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return how many calls of each type have each verdict."""
+    sums = {dtype: Counter[str]() for dtype in DTYPES}
+    for row in rows:
+        for dtype, counts in row["counts"].items():
+            sums[dtype].update(counts)
+    lines = [f"| type | {' | '.join(VERDICTS)} |", f"| --- |{' ---: |' * len(VERDICTS)}"]
+    lines += [f"| {t} | {' | '.join(str(sums[t][what]) for what in VERDICTS)} |" for t in DTYPES]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

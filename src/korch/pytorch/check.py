@@ -30,6 +30,8 @@ SECONDS, SHARE = 2.0, 0.05
 MOST_BYTES, MOST_FLOP = 1 << 26, 1e8
 """A module with more weights or more work is compared only when it is built, since the interpreter is slow."""
 
+OTHERWISE_EXPORTED = "PyTorch exports something else than it computes"
+
 
 def check_module(exported: Exported, options: Options, flat: Any = None) -> None:
     """Compare an exported module, or its executable, with the module.
@@ -63,7 +65,7 @@ def check_module(exported: Exported, options: Options, flat: Any = None) -> None
         names = [value.name for value in exported.model.proto.graph.output]
         if standard is not None and (text := _discrepancy(names, wanted, wanted, standard)):
             raise UnsupportedError(
-                f"PyTorch exports something else than it computes with {sample.name}: {text}",
+                f"{OTHERWISE_EXPORTED} with {sample.name}: {text}",
                 where=exported.model.name,
                 hint="Replace what it exports wrongly; torch.compile(module, backend='korch') leaves it to PyTorch",
             )
