@@ -311,9 +311,14 @@ def _is_in(values: Any, among: Any, *, assume_unique: bool = False, invert: bool
     return (values.unsqueeze(-1) == among.reshape(-1)).any(-1) ^ invert
 
 
-def _of_a_scalar(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    """ONNX has no norm of a scalar along an axis."""
-    return NotImplemented if x.dim() else torch.linalg.vector_norm(x.reshape(1), ord, 0, dtype=dtype)
+def _norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """ONNX has no norm of a scalar along an axis; the exporter's largest and least elements keep no axes."""
+    if not x.dim():
+        return torch.linalg.vector_norm(x.reshape(1), ord, 0, dtype=dtype)
+    if not math.isinf(ord):
+        return NotImplemented
+    sizes = x.abs() if dtype is None else x.to(dtype).abs()
+    return (torch.amax if ord > 0 else torch.amin)(sizes, list(range(x.dim())) if dim is None else dim, keepdim)
 
 
 def _likeness(x: Any, y: Any, dim: int = 1, eps: float = 1e-8) -> Any:
@@ -472,7 +477,7 @@ MISSING: dict[Any, Callable[..., Any]] = {
     aten.searchsorted.Scalar: _search,
     **dict.fromkeys([aten.bucketize.Tensor, aten.bucketize.Scalar], _bucketize),
     aten.isin.Tensor_Tensor: _is_in,
-    aten.linalg_vector_norm.default: _of_a_scalar,
+    aten.linalg_vector_norm.default: _norm,
     aten.cosine_similarity.default: _likeness,
     aten.as_strided_scatter.default: _strided_scatter,
     aten.embedding_bag.default: _bags,

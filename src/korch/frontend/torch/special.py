@@ -46,7 +46,8 @@ def _log_gamma(x: Any) -> Any:
     series = (1 / 12 - (1 / 360 - 1 / (1260 * large**2)) / large**2) / large
     found = (large - 0.5) * torch.log(large) - large + 0.5 * math.log(2 * math.pi) + series - torch.log(factors)
     turned = math.log(math.pi) - torch.log(torch.sin(math.pi * (x - torch.floor(x + 0.5))).abs()) - found
-    return torch.where(torch.isinf(x), torch.inf, torch.where(x < 0.5, turned, found)).to(dtype)
+    found = torch.where((x == 1) | (x == 2), 0.0, torch.where(x < 0.5, turned, found))
+    return torch.where(torch.isinf(x), torch.inf, found).to(dtype)
 
 
 def _digamma(x: Any) -> Any:
