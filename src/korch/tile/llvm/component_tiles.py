@@ -60,7 +60,7 @@ Tiles = Callable[[int, SsaValue, int], SsaValue]
 class ComponentTilePrinter(TileCore, ComponentPrinter):
     """Prints one contraction of components on matrix units."""
 
-    kind = "float"
+    kind, ahead = "float", 4 * EDGE
     dot = dot_of(DType.BF16, DType.BF16, in_tiles=True)
 
     def run(self) -> None:

@@ -38,6 +38,9 @@ ROWS_AT_ONCE = 8
 
 UNROLLED_PAIRS = 4
 
+PIXELS_AHEAD = 8
+"""The prefetch distance in steps of channels of pixels, on matrix units."""
+
 PRODUCT_AXES = 3
 """The number of axes of a product: rows, columns and terms."""
 
@@ -133,6 +136,9 @@ class SplitBlockPrinter(BlockPrinter):
 class ComponentPrinter(ContractPrinter):
     """Prints one contraction of components."""
 
+    ahead = 0
+    """The prefetch distance of columns in terms, while they are split; 0 if nothing is prefetched."""
+
     def _blocks(self, env: Env) -> None:
         """Print the loops over blocks of the operand that is split meanwhile, and over those of the other one."""
         step, makers, moving = self.step, self.context.makers, self.context.passing
@@ -146,6 +152,9 @@ class ComponentPrinter(ContractPrinter):
             else None
             for at, is_image in ((step.a, len(step.axes) == WINDOW_AXES), (step.b, False))
         )
+        for maker, most in ((self.row_maker, 2 * EDGE), (self.column_maker, 4 * EDGE)):
+            if maker is not None:
+                maker.ahead = min(self.ahead, most)
         self.a, self.b = (self._components(at, env) for at in (step.a, step.b))
         out = self._side(step.out, env)
         self._measure(env)
@@ -371,7 +380,8 @@ class ComponentWindowPrinter(ComponentPrinter):
         to = emit.place("i16", to, emit.times(emit.add(at, x), EDGE))
         to = emit.place("i16", to, emit.times(step, self.plane * self.parts[0]))
         place = {u.name: emit.add(emit.times(first, own.strides[0]), row), v.name: x}
-        line = partial(maker.line, to, place, emit.times(step, EDGE), emit.index(self.channels), self.plane)
+        ahead = {**place, v.name: emit.add(x, emit.index(max(1, PIXELS_AHEAD // self.channel_steps)))}
+        line = partial(maker.line, to, place, emit.times(step, EDGE), emit.index(self.channels), self.plane, ahead)
         emit.branch(constant("i1", 1) if met.number == own.met(self.most) else emit.before(row, met), line)
 
     def _split_columns(self, maker: OperandSplitter, strip: Strip) -> None:

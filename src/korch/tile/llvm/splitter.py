@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from korch.target import EDGE
 from korch.tile.analysis.components import split_of
 from korch.tile.analysis.sums import by_row
-from korch.tile.ir.program import PAIR, Axis, Pass, Stage
+from korch.tile.ir.index import substitute
+from korch.tile.ir.program import PAIR, Axis, Load, Pass, Stage
 from korch.tile.llvm.emit import SsaValue, array, constant
 from korch.tile.llvm.index import Env
 from korch.tile.llvm.points import KernelContext, PointPrinter, PointVector
@@ -75,6 +76,7 @@ class OperandSplitter(PointPrinter):
         ranges, split = dict(self.ranges), split_of(context.program.buffer(pass_.sinks[0].buffer))
         assert split is not None
         self.components, self.is_apart = split.components, is_apart
+        self.ahead = 0  # how many terms ahead lines are prefetched; 0 if they are not
         self.pass_ = pass_ if is_image else by_row(pass_, self.rows, ranges)
         self.ranges, self.ops = ranges, {op.name: op for op in self.pass_.ops}
 
@@ -91,6 +93,14 @@ class OperandSplitter(PointPrinter):
         variable = self.last.name if lanes > 1 else ""
         points = PointVector({**self.env, **own, self.last.name: at}, self.ranges, variable, lanes, mask, True)
         return self.emit.splat(self.values(points)[self.pass_.sinks[result].value], lanes)
+
+    def fetch(self, own: Env, at: SsaValue) -> None:
+        """Print prefetches of what elements of a row from `at` on are computed from."""
+        for op in self.pass_.ops if self.ahead else ():
+            index = substitute(op.index, {}, self.ranges) if isinstance(op, Load) else None
+            if isinstance(op, Load) and index is not None and "table[" not in str(index):  # nothing beyond a table
+                env = {**self.env, **own, self.last.name: at}
+                self.emit.prefetch(self.place(op.buffer, index, env).at)
 
     def column(self, term: SsaValue, at: SsaValue, mask: SsaValue | None, first: int = 0, step: int = 1) -> SsaValue:
         """Print a vector of columns of a term, which leaves `first` if it is divided by `step`."""
@@ -129,7 +139,7 @@ class OperandSplitter(PointPrinter):
 
     # Rows
 
-    def line(self, to: SsaValue, own: Env, k: SsaValue, terms: SsaValue, apart: int) -> None:
+    def line(self, to: SsaValue, own: Env, k: SsaValue, terms: SsaValue, apart: int, ahead: Env | None = None) -> None:
         """Print how terms k to k + 31 of a row are split.
 
         Args:
@@ -138,8 +148,11 @@ class OperandSplitter(PointPrinter):
             k: the first term.
             terms: the number of terms.
             apart: the distance between components.
+            ahead: the row whose numbers are prefetched meanwhile; if it is not given, later ones of the same row are.
         """
         emit, halves = self.emit, []
+        for h in range(PAIR):
+            self.fetch(ahead or own, emit.add(k, emit.index(h * LANES + (0 if ahead else self.ahead))))
         for h in range(PAIR):
             at, zero = emit.add(k, emit.index(h * LANES)), constant("float", 0.0, LANES)
             whole = terms.number
@@ -204,6 +217,11 @@ class OperandSplitter(PointPrinter):
         def some() -> None:
             emit.branch(emit.before(low, pair.end), lambda: split(1), lambda: split(0))
 
+        each = len(self.pass_.sinks)
+        for term in pair.terms[: PAIR if each == 1 else 1]:
+            row = self.of_row(emit.divided(emit.add(emit.add(pair.first, term), emit.index(self.ahead)), each))
+            for v in range(len(masks)):
+                self.fetch(row, emit.add(column, emit.index(v * LANES)))
         known = pair.end.number
         is_whole = constant("i1", 1) if known is not None and known % EDGE == 0 else emit.before(high, pair.end)
         emit.branch(is_whole, lambda: split(PAIR), some)

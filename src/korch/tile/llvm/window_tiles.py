@@ -29,7 +29,7 @@ from korch.tile.llvm.tiles import SUMS, YES, Pending
 class ComponentWindowTilePrinter(ComponentTilePrinter, ComponentWindowPrinter):
     """Prints one contraction over windows on matrix units."""
 
-    in_classes = True
+    in_classes, ahead = True, EDGE
 
     def _measure(self, env: Env) -> None:
         super()._measure(env)
