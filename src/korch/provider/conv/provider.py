@@ -13,6 +13,7 @@ from korch.provider.conv.linked import chain_kernel, chain_plans
 from korch.provider.conv.matrix_units import split_plans
 from korch.provider.conv.vectors import OfferPlan, plans_of
 from korch.provider.provider import Kernel
+from korch.ranges.live import count_of
 from korch.target import Target
 
 
@@ -25,12 +26,13 @@ class ConvProvider:
 
     def __init__(self) -> None:
         """Begin without plans; plans that `offer` makes are cached for `build`."""
-        self._plans: dict[tuple[str, Target], tuple[OfferPlan, ...] | Refusal] = {}
+        self._plans: dict[tuple[str, Target, bool], tuple[OfferPlan, ...] | Refusal] = {}
         self._bytes = ByteConvolutions()
 
     def _windows(self, group: Group, target: Target) -> tuple[OfferPlan, ...] | Refusal:
         """Return the ways to compute a group with one float convolution or a chain of them by a tile program."""
-        key = (group.key, target)
+        is_live = any(count_of(n) for type_ in group.body.types for n in type_.shape)
+        key = (group.key, target, is_live)
         if key not in self._plans:
             is_chain = len(group.body.linear) != 1
             plans = chain_plans(group, target) if is_chain else plans_of(group, target)
@@ -52,6 +54,7 @@ class ConvProvider:
         """Print the kernel."""
         if multiplies_bytes(group):
             return self._bytes.build(group, offer, target)
-        plans = self._windows(group, target)
-        found = [] if isinstance(plans, Refusal) else [plan for plan in plans if plan.offer == offer]
+        whole = self._plans.get((group.key, target, False), ())
+        plans = (self._windows(group, target), whole)  # blocks for a part may have other layouts of weights
+        found = [plan for own in plans if not isinstance(own, Refusal) for plan in own if plan.offer == offer]
         return chain_kernel(group, found[0], target) if found else Refusal("this was not offered")
