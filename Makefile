@@ -4,10 +4,8 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 # Python compiles a module when it is first imported; most modules of dependencies never are.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
-# Without a C++ compiler on the machine, the one on PyPI is taken.
-COMPILER := $(shell command -v g++ >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || echo ,compiler)
-EXTRAS := onnxruntime,openvino,onednn,test$(COMPILER)
-STAMP := $(VENV)/.installed$(COMPILER)
+EXTRAS := onnxruntime,openvino,onednn,test
+STAMP := $(VENV)/.installed
 # What pip installs as PyTorch. The default on Linux brings CUDA; a wheel of the CPU build can be given instead.
 TORCH ?= torch
 TORCH_STAMP := $(VENV)/.installed-torch
@@ -47,7 +45,6 @@ check: $(STAMP)
 
 test: check tests
 
-# `make test KORCH_LONG=1` compiles all kernels as for users, with -O3, which takes twice as long.
 tests: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/pytorch --ignore tests/cuda --ignore tests/gpu --ignore tests/web
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from korch.measure.calibrate import FACT, Calibration, MemoryLevel
 from korch.measure.compiler import Builder
 from korch.measure.database import Database
-from korch.measure.toolchain import FLAGS, find_compiler
+from korch.measure.llvm_process import llvm_identity
 from korch.options import default_threads
 from korch.target import Target, detect_target
 
@@ -70,27 +70,6 @@ def no_fault_is_survived(request: pytest.FixtureRequest) -> Iterator[None]:
         assert handler.found == []
 
 
-LEVEL = "-O3" if os.environ.get("KORCH_LONG") else "-Og"
-"""How kernels are optimized. At -O3 the compiler takes four fifths of the time of tests that run kernels. With -Og it
-takes half as long or less, and the loops, blocks and intrinsics of the kernels are the same. What a compiler makes
-wrong at -O3 is still found by tests that ask for it (`optimized`, `tests/native`), by those that start processes, by
-`make conformance`, `make fuzz` and `make bench-smoke`, and by all tests with `make test KORCH_LONG=1`."""
-
-
-@pytest.fixture(scope="session", autouse=True)
-def kernels_are_compiled_quickly() -> Iterator[None]:
-    """Compile kernels with `LEVEL`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("korch.measure.compiler.FLAGS", tuple(LEVEL if flag == "-O3" else flag for flag in FLAGS))
-        yield
-
-
-@pytest.fixture
-def optimized(kernels_are_compiled_quickly: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compile kernels as for users, where `builder` is not used."""
-    monkeypatch.setattr("korch.measure.compiler.FLAGS", FLAGS)
-
-
 @pytest.fixture
 def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let options have more threads than this machine has cores."""
@@ -100,11 +79,11 @@ def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def target() -> Target:
-    return detect_target(threads=2, compiler=find_compiler().version)
+    return detect_target(threads=2, compiler=llvm_identity())
 
 
 @pytest.fixture(scope="session")
-def builder(target: Target, cache_folder: Path, kernels_are_compiled_quickly: None) -> Builder:
+def builder(target: Target, cache_folder: Path) -> Builder:
     return Builder(target.isa, cache_folder)
 
 
@@ -145,7 +124,7 @@ def calibrated() -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         for threads, units in product({1, 2, 4, default_threads()}, (True, False)):
-            machine = detect_target(threads, find_compiler().identity, matrix_units=units)
+            machine = detect_target(threads, llvm_identity(), matrix_units=units)
             database = Database(folder, machine.fingerprint)
             database.put_fact(FACT, RATES.to_text())
             database.close()

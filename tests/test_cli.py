@@ -27,13 +27,11 @@ from korch.errors import OptionError
 from korch.limits import SearchLimits
 from korch.loading import load
 from korch.measure.record import from_text
-from korch.measure.toolchain import find_compiler
 from korch.options import Options
 from korch.pipeline import STAGES
 from korch.report.progress import STAGES as SHOWN
 from korch.runtime.executable import Executable
 from korch.runtime.text import counted
-from korch.system.extras import install_command
 from tests.support.models import parsed
 
 QUICK = ("--budget", "1", "--threads", "1")
@@ -722,21 +720,3 @@ def test_a_cache_that_cannot_be_written_is_a_warning(folder: Path, tmp_path: Pat
     (line,) = _said(done.stderr)
     assert line.startswith("korch: the cache folder /proc/korch can't be written (")
     assert line.endswith("); nothing is kept for the next run")
-
-
-def test_no_compiler_is_one_clear_error(
-    folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nothing = "environment variable CXX: 'nothing' does not run; expected a C++ compiler"
-    missing = (
-        "there is no C++ compiler on this machine; expected g++ or clang++, or one in $CXX. "
-        f"Install g++ with the system's package manager, or run: {install_command('compiler')}"
-    )
-    with monkeypatch.context() as patch:
-        patch.setenv("PATH", str(tmp_path))
-        patch.setattr("korch.measure.toolchain.importlib.util.find_spec", lambda name: None)
-        for named, text in (("nothing", nothing), ("", missing)):
-            patch.setenv("CXX", named)
-            find_compiler.cache_clear()
-            assert main(["optimize", str(folder / "mlp.onnx"), "-o", str(tmp_path / "a.korch")]) == 1
-            assert capsys.readouterr().err == f"korch: {text}\n"

@@ -104,7 +104,7 @@ def test_every_extra_that_a_hint_names_exists() -> None:
     named = {
         name for text in sources for name in re.findall(r"""(?:install_command|\bmissing)\(["']([\w-]+)["']""", text)
     }
-    assert {"torch", "cuda", "compiler", "onnxruntime", "iree"} <= named
+    assert {"torch", "cuda", "onnxruntime", "iree"} <= named
     assert named <= PROJECT["optional-dependencies"].keys()
 
 

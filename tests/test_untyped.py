@@ -73,17 +73,12 @@ EXPRESSIONS: Mapping[str, Sequence[str]] = {
     "what another program printed: compilers, drivers, exporters, kernel files of the system, headers, metadata": (
         "cuda/compile_worker.py",
         "frontend/torch/trouble.py",
-        "measure/compiler_process.py",
-        "measure/toolchain.py",
         "provider/onednn/",
+        "report/assembly.py",
         "system/",
     ),
     "a check of what a file says before it is trusted": ("runtime/artifact.py", "runtime/build.py"),
-    "C++, Python and Triton sources: the names in a text": (
-        "provider/torch_opaque.py",
-        "runtime/source.py",
-        "tile/triton/text.py",
-    ),
+    "C++, Python and Triton sources: the names in a text": ("provider/torch_opaque.py", "tile/triton/text.py"),
     "places to fill in a page": ("report/page.py",),
 }
 

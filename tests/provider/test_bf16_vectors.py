@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.measure.compiler import Builder, is_llvm
+from korch.measure.compiler import Builder
 from korch.primitive.ops.elementwise import CastAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.stored import StoredAttributes
@@ -113,7 +113,7 @@ def test_kernels_agree_with_the_reference(name, compiled, rng):
     provider, groups = CASES[name]
     checked = check_offers(Pairs(provider), groups, TARGET, compiled, rng)
     assert {group.key for group, *_ in checked} == {group.key for group in groups}
-    assert all(offer.pairs == 1 and is_llvm(kernel.source) for _, offer, kernel in checked)
+    assert all(offer.pairs == 1 for _, offer, _ in checked)
 
 
 @pytest.mark.parametrize("name", ["products", "convolutions"])

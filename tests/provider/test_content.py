@@ -25,11 +25,11 @@ def edit(path):
 @pytest.mark.parametrize(
     "path",
     [
-        "native/korch_gemm.h",
+        "native/korch_gemm.c",
         "tile/llvm/print.py",
         "tile/lower/lower.py",
         "provider/gemm/blocking.py",
-        "measure/toolchain.py",
+        "measure/llvm_worker.py",
     ],
 )
 def test_an_edited_file_gives_another_version(package, path):

@@ -16,7 +16,6 @@ import pytest
 
 import korch
 from korch.errors import ArtifactError
-from korch.measure.toolchain import ISA_COMPILER_FLAGS
 from korch.records import plain
 from korch.runtime import artifact as artifact_module
 from korch.runtime import machine
@@ -25,6 +24,7 @@ from korch.runtime.executable import Executable
 from korch.runtime.machine import REQUIRED_FLAGS, Requirements
 from korch.runtime.record import ModelRecord
 from korch.runtime.report import Report
+from korch.tile.llvm.isa import ISAS
 from tests.runtime import runtime_plans as plans
 
 MEMBERS = ("kernels-generic.a", "plan.json", "report.json", "weights.safetensors", "sources/plans.ll")
@@ -354,13 +354,12 @@ def test_what_json_has_no_word_for_is_refused_before_anything_is_written(path, c
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize("isa", REQUIRED_FLAGS)
+@pytest.mark.parametrize("isa", ISAS)
 def test_each_instruction_set_that_the_compiler_may_use_is_required(isa):
-    flags = [f for f in ISA_COMPILER_FLAGS[isa] if not f.startswith("-mprefer")]
-    names = {"-mbmi": "bmi1", "-mavx512vnni": "avx512_vnni", "-mavx512bf16": "avx512_bf16"}
-    used = {names.get(flag, flag.removeprefix("-m")) for flag in flags}
-    assert used <= set(REQUIRED_FLAGS[isa])
-    assert set(REQUIRED_FLAGS) == set(ISA_COMPILER_FLAGS)
+    names = {"bmi": "bmi1", "neon": "asimd", "avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16"}
+    used = {names.get(name, name) for name in ISAS[isa].features if not name.startswith("amx")}
+    assert used <= {*REQUIRED_FLAGS[isa], "prfchw"}
+    assert set(REQUIRED_FLAGS) == set(ISAS)
 
 
 def forge(path, name, text):

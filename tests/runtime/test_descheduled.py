@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from korch.measure.compiler import Builder
-from korch.measure.toolchain import find_compiler
+from korch.measure.llvm_process import llvm_identity
 from korch.provider.provider import Kernel, Threading
 from korch.runtime.bind import PlanStep
 from korch.runtime.build import build
@@ -68,7 +68,7 @@ print("ended", interrupted, flush=True)
 def artifact(tmp_path_factory: pytest.TempPathFactory, cache_folder: Path) -> Path:
     """Return the artifact of a plan that runs as tasks of four threads."""
     graph = network()
-    target = detect_target(4, find_compiler().identity)
+    target = detect_target(4, llvm_identity())
     folder = tmp_path_factory.mktemp("plan")
     builder = Builder(target.isa, cache_folder)
     Executable(build(graph, steps_of(graph, target), target, builder, parts=2)).save(folder / "m.korch")
@@ -156,7 +156,7 @@ def slowed(step: PlanStep[Kernel], log: Path) -> PlanStep[Kernel]:
 
 @pytest.mark.parametrize("parts", [0, 2])
 def test_an_interrupt_ends_a_long_run_between_tasks(parts: int, tmp_path: Path, cache_folder: Path) -> None:
-    graph, target, log = network(), detect_target(2, find_compiler().identity), tmp_path / "log"
+    graph, target, log = network(), detect_target(2, llvm_identity()), tmp_path / "log"
     builder, steps = Builder(target.isa, cache_folder), steps_of(graph, target)
     x = np.random.default_rng(0).standard_normal((1, 32, 21, 18), np.float32)
     np.savez(tmp_path / "expected.npz", *Executable(build(graph, steps, target, builder))(x))

@@ -14,7 +14,7 @@ from korch.events.kernels import Splitter, Use, segments_of
 from korch.events.queues import QueuedTask
 from korch.events.schedule import schedule_segment
 from korch.measure.compiler import Builder
-from korch.measure.toolchain import find_compiler
+from korch.measure.llvm_process import llvm_identity
 from korch.primitive import reference
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
@@ -96,7 +96,7 @@ def built(graph, cache_folder):
 
     def make(threads, parts):
         if (threads, parts) not in found:
-            target = detect_target(threads, find_compiler().identity)
+            target = detect_target(threads, llvm_identity())
             builder = Builder(target.isa, cache_folder)
             found[threads, parts] = Executable(build(graph, steps_of(graph, target), target, builder, parts=parts))
         return found[threads, parts]
@@ -130,7 +130,7 @@ def test_a_plan_for_other_threads_runs_without_queues(built):
 
 def test_each_plan_of_a_library_runs_its_own_queues(cache_folder):
     """Of the second plan, the images are larger."""
-    target = detect_target(2, find_compiler().identity)
+    target = detect_target(2, llvm_identity())
     builder, graphs = Builder(target.isa, cache_folder), [network(), network(rows=64)]
     plans_of = [
         [Executable(build(own, steps_of(own, target), target, builder, parts=parts)) for own in graphs]
@@ -152,7 +152,7 @@ def test_calls_from_several_threads_and_timed_runs(built):
 
 
 def test_a_segment_ends_at_a_kernel_without_tasks(graph):
-    target = detect_target(2, find_compiler().identity)
+    target = detect_target(2, llvm_identity())
     steps = steps_of(graph, target)
     library = replace(steps[4].kernel, program=None)
     uses = [
@@ -169,7 +169,7 @@ def test_a_segment_ends_at_a_kernel_without_tasks(graph):
 def test_tasks_with_less_to_write_take_less_time():
     builder, x = plans.new_graph(x="f32[40000]")
     builder.output("y", builder.add("neg", [x]))
-    graph, target = builder.freeze(), detect_target(2, find_compiler().identity)
+    graph, target = builder.freeze(), detect_target(2, llvm_identity())
     group = make_group(graph, [0], [graph.primitives[0].output])
     step = step_of(group, target, None)
     use = Use(0, step.kernel, (None, ("output 0", 0)), 1000.0)
@@ -184,7 +184,7 @@ def test_tasks_with_less_to_write_take_less_time():
 
 def test_queues_of_real_kernels_without_a_wait_are_refused(graph):
     """A queue with one wait less is found to be unsafe: what tasks touch is exact enough that each wait is needed."""
-    target = detect_target(2, find_compiler().identity)
+    target = detect_target(2, llvm_identity())
     steps = steps_of(graph, target)
     (segment,) = building._segments(building.uses_of(bind_steps(graph, steps), steps), target, 2)
     footprints = [stage.footprints for stage in segment.stages]

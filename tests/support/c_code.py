@@ -13,7 +13,7 @@ from korch.system.native_build import FOLDER
 from korch.tile.llvm.print import MARK
 
 COMPILER = (sys.executable, "-m", "ziglang", "cc")
-FLAGS = ("-std=gnu11", "-fno-sanitize=all", "-fno-stack-protector", f"-I{FOLDER}")
+FLAGS = ("-std=gnu11", "-fno-sanitize=all", "-fno-stack-protector", "-g0", f"-I{FOLDER}")
 
 MEMBER = """
 typedef struct Member { long me, threads; void (*meet)(struct Member *); void *team; unsigned turn; } Member;

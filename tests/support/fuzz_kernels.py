@@ -26,14 +26,14 @@ from korch.candidate.enumerate import enumerate_groups
 from korch.candidate.shape import shapes_of
 from korch.limits import SearchLimits
 from korch.measure.compiler import Builder, CompileFailure
-from korch.measure.toolchain import find_compiler
+from korch.measure.llvm_process import llvm_identity
 from korch.options import Options
 from korch.primitive.types import DType
 from korch.provider.generated import GeneratedProvider
 from korch.provider.provider import Kernel, Provider, load_providers
 from korch.target import LANES, Target, detect_target
 from korch.testing.emulated import Emulated, missing_commands
-from korch.testing.kernels import check_kernel, load_kernels, texts_of
+from korch.testing.kernels import check_kernel, load_kernels
 from korch.testing.samples import random_arrays
 from tests.support.random_graph import random_graph
 
@@ -173,7 +173,7 @@ def run_round(
 
 
 def _failures(cases: Sequence[Case], builder: Builder) -> list[CompileFailure]:
-    objects = builder.compile(texts_of([case.kernel for case in cases]))
+    objects = builder.compile([text for kernel in [case.kernel for case in cases] for text in kernel.texts])
     return [found for found in objects if isinstance(found, CompileFailure)]
 
 
@@ -186,10 +186,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--neon", action="store_true", help="build for NEON and run by emulation")
     args = parser.parse_args(arguments)
     if args.neon and (missing := missing_commands()):
-        parser.error(
-            f"--neon needs {' and '.join(missing)}; in Debian: apt-get install g++-aarch64-linux-gnu qemu-user"
-        )
-    target = detect_target(2, find_compiler().identity)
+        parser.error(f"--neon needs {' and '.join(missing)}; in Debian: apt-get install qemu-user")
+    target = detect_target(2, llvm_identity())
     target = Target(isa="neon", lanes=LANES["neon"]) if args.neon else target
     begun_s, checked, wrong = time.monotonic(), 0, 0
     for number in range(args.first, args.first + args.rounds):

@@ -11,10 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from unittest import mock
 
 from korch.measure.compiler import Builder
-from korch.measure.toolchain import ISA_COMPILER_FLAGS
 from korch.provider.provider import Kernel
 from korch.target import Target, has_matrix_units
 from korch.tile.llvm.isa import ISAS
@@ -66,8 +64,7 @@ def _address(name: str) -> int:
 
 def matrix_units(target: Target, folder: Path, l2_bytes: int = 256 << 10) -> tuple[Target, Builder]:
     """Return a target with small caches, for which plans have many blocks, chunks and groups; and its compiler."""
-    with mock.patch.dict(ISA_COMPILER_FLAGS, {"amx": ISA_COMPILER_FLAGS[target.isa]}):
-        builder = (Builder if has_matrix_units() else EmulatedUnits)("amx", folder)
+    builder = (Builder if has_matrix_units() else EmulatedUnits)("amx", folder)
     return Target(isa="amx", lanes=16, threads=2, l2_bytes=l2_bytes), builder
 
 

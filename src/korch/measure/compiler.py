@@ -1,4 +1,4 @@
-"""Sources -> relocatable objects, through compilers and a content-addressed cache.
+"""LLVM IR -> relocatable objects, through compilers and a content-addressed cache.
 
 Objects are named after the hash of all that they depend on. They are written under a
 temporary name and then moved, so that no process ever sees an incomplete file. Each has a file with its
@@ -22,29 +22,28 @@ from functools import cache, partial
 from pathlib import Path
 
 from korch.errors import CompileError
-from korch.measure.compiler_process import TICK_SECONDS, CompilerRefusedError, KilledError, StoppedError, run_compiler
-from korch.measure.llvm_process import compile_llvm, llvm_identity
-from korch.measure.toolchain import FLAGS, ISA_COMPILER_FLAGS, find_compiler, own_flags
+from korch.measure.llvm_process import (
+    TICK_SECONDS,
+    CompilerRefusedError,
+    KilledError,
+    StoppedError,
+    compile_llvm,
+    llvm_identity,
+)
 from korch.options import default_cache_folder
 from korch.system.archive import pack_objects
 from korch.system.cores import usable_cores
 from korch.system.deadline import Deadline
 from korch.system.files import make_private
 from korch.system.scratch import scratch_folder
-from korch.tile.llvm.print import MARK
 
 logger = logging.getLogger("korch.measure")
 
-NATIVE_FOLDER = Path(__file__).resolve().parent.parent / "native"
-
-LATE = 1.5
-"""A compiler may take this many times its longest time, also after the end: the machine may just be busy."""
-
 PATIENCE_SECONDS = 60.0
-"""It may take at least this long, as long as it computes."""
+"""A compiler whose result is needed may take at least this long, also after the end: the machine may just be busy."""
 
-LLVM_WORK = 0.03
-"""The work to compile a kernel that is printed as LLVM IR, of that for a long kernel in C++."""
+WORK = 0.03
+"""The work to compile a kernel, in the unit in which `korch.measure.pace` keeps durations."""
 
 KERNELS = "kernels"
 """The subfolder of the cache folder for code that is loaded and run."""
@@ -69,24 +68,16 @@ class Builder:
     """Compiles into a cache folder."""
 
     def __init__(self, isa: str, cache_folder: Path | None = None, end: Deadline | None = None) -> None:
-        """Find the compiler.
+        """Find the cache.
 
         Args:
             isa: the instruction set.
             cache_folder: where results are kept.
-            end: when to give up a compiler whose result is needed and that does not compute; one that computes has
-                more time (`PATIENCE_SECONDS`).
+            end: when to give up a compiler whose result is needed, after `PATIENCE_SECONDS` at least.
         """
-        self._end, self._longest_s, self._hangs = end or Deadline(), 0.0, False
-        self.compiler = find_compiler()
+        self._end = end or Deadline()
         self.isa = isa
-        # Compilers run in folders of their own.
         self.folder = usable_folder(cache_folder or default_cache_folder()).absolute() / KERNELS
-        own = own_flags(self.compiler.version, isa)
-        self.flags = (*FLAGS, *own, *ISA_COMPILER_FLAGS[isa])
-        headers = "".join(p.read_text("utf-8") for p in sorted(NATIVE_FOLDER.glob("*.h")))
-        stamp = (self.compiler.identity, *self.flags, headers)
-        self._salt = hashlib.sha256("\n".join(stamp).encode()).hexdigest()
         self._ahead = _Ahead()
 
     def begin(self, sources: Iterable[str]) -> None:
@@ -106,7 +97,7 @@ class Builder:
     def compile(
         self, sources: Sequence[str], deadline: Deadline | None = None, tell: Callable[[int], None] = lambda done: None
     ) -> list[Path | CompileFailure | None]:
-        """Compile texts of C++ or LLVM IR to objects, with as many compilers at once as there are cores.
+        """Compile texts to objects, with as many compilers at once as there are cores.
 
         Args:
             sources: the texts.
@@ -151,24 +142,12 @@ class Builder:
         return pack_objects(path.read_bytes() for path in objects if isinstance(path, Path))
 
     def missing_work(self, sources: Iterable[str]) -> float:
-        """Return the work to compile those texts that were not compiled before; the unit is a long text in C++."""
-        missing = (source for source in dict.fromkeys(sources) if not self._target(source).exists())
-        return sum(LLVM_WORK if is_llvm(s) else min(1.0, 0.65 + len(s) / 10_000) for s in missing)
+        """Return the work to compile those texts that were not compiled before."""
+        return WORK * sum(not self._target(source).exists() for source in dict.fromkeys(sources))
 
     def _target(self, source: str) -> Path:
-        return self.folder / f"{self._key(source, *([llvm_identity()] if is_llvm(source) else []))}.o"
-
-    def _run(self, command: Sequence[str], target: Path, stop: Deadline | None = None) -> None:
-        """Run a compiler that writes `target`, until `stop` or the end."""
-        end, begun_s = self._end, time.monotonic()
-        patience_s = 0.0 if self._hangs else max(PATIENCE_SECONDS, LATE * self._longest_s)
-        latest_s = None if end.at_s is None else max(end.at_s, begun_s + patience_s)
-        try:
-            run_compiler(command, target.parent, (stop or Deadline()).until(latest_s), end)
-        except StoppedError:
-            self._hangs = self._hangs or end.is_over
-            raise
-        self._longest_s, self._hangs = max(self._longest_s, time.monotonic() - begun_s), False
+        key = hashlib.sha256(f"{self.isa}\n{source}\n{llvm_identity()}".encode()).hexdigest()[:32]
+        return self.folder / f"{key}.o"
 
     def _object(
         self, source: str, stop: Deadline | None = None, *, is_needed: bool = False
@@ -177,15 +156,11 @@ class Builder:
         target = self._target(source)
 
         def make(temporary: Path) -> None:
-            if is_llvm(source):
-                text = temporary.with_suffix(".ll")
-                text.write_text(source)
-                compile_llvm(text, temporary, stop or Deadline())
-                return
-            text = temporary.with_suffix(".cpp")
+            text = temporary.with_suffix(".ll")
             text.write_text(source)
-            command = [*self.compiler.command, *self.flags, f"-I{NATIVE_FOLDER}", "-c", text.name, "-o", temporary.name]
-            self._run(command, temporary, stop)
+            end_s, now_s = self._end.at_s, time.monotonic()
+            latest_s = None if end_s is None else max(end_s, now_s + PATIENCE_SECONDS)
+            compile_llvm(text, temporary, (stop or Deadline()).until(latest_s))
 
         try:
             return self._cached(target, make)
@@ -196,9 +171,6 @@ class Builder:
         except CompileError as error:
             output = error.output if isinstance(error, CompilerRefusedError) else ""
             return CompileFailure(error.what, isinstance(error, KilledError), output)
-
-    def _key(self, *parts: str) -> str:
-        return hashlib.sha256("\n".join((self._salt, *parts)).encode()).hexdigest()[:32]
 
     def _cached(self, target: Path, make: Callable[[Path], None]) -> Path:
         seal = target.with_name(target.name + ".sha256")
@@ -252,11 +224,6 @@ def _cache_error(text: str, folder: Path) -> _CacheError:
         where=str(folder),
         hint="Free some space, or choose another folder with --cache-folder",
     )
-
-
-def is_llvm(source: str) -> bool:
-    """Return whether a text is LLVM IR; all others are C++."""
-    return source.startswith(MARK)
 
 
 def usable_folder(folder: Path) -> Path:

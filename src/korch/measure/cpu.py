@@ -16,12 +16,12 @@ from korch.measure import uncompiled
 from korch.measure.calibrate import FACT, Calibration, Rates, Work, calibrate
 from korch.measure.compiler import Builder, CompileFailure, usable_folder
 from korch.measure.database import Database
+from korch.measure.llvm_process import llvm_identity
 from korch.measure.meter import BATCH, CandidateMeter
 from korch.measure.operations import gathered_indices, has_windows, operations
 from korch.measure.pace import Pace
 from korch.measure.record import Failed, FailureKind, Measured, Record
 from korch.measure.timer import SCRATCH, BufferSpec, Job, Setup, time_kernels
-from korch.measure.toolchain import find_compiler
 from korch.options import Options
 from korch.provider.for_sizes import kernel_for_sizes
 from korch.provider.in_place import InPlaceProvider
@@ -82,7 +82,7 @@ def usual_pace(options: Options) -> tuple[Pace, bool]:
     """Return the durations of work in earlier runs, and whether the machine was calibrated, from the cache folder."""
     if not options.cache_folder.is_dir():
         return Pace(None), False
-    target = detect_target(options.threads, find_compiler().identity, matrix_units=not options.strict)
+    target = detect_target(options.threads, llvm_identity(), matrix_units=not options.strict)
     database = Database(usable_folder(options.cache_folder), target.fingerprint)
     try:
         return Pace(database.fact(PACE_FACT)), database.fact(FACT) is not None
@@ -115,7 +115,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             end: when to give up a compiler whose result is needed.
         """
         super().__init__(options, (*providers, InPlaceProvider()))
-        self.target = detect_target(options.threads, find_compiler().identity, matrix_units=not options.strict)
+        self.target = detect_target(options.threads, llvm_identity(), matrix_units=not options.strict)
         self.builder = Builder(self.target.isa, options.cache_folder, end)
         self.failures = self.builder.folder.parent / "not-compiled"
         folder = self.builder.folder.parent

@@ -14,15 +14,32 @@ from importlib.metadata import version
 from pathlib import Path
 
 from korch.errors import CompileError
-from korch.measure.compiler_process import (
-    COMPILE_SECONDS,
-    PATIENCE,
-    TICK_SECONDS,
-    CompilerRefusedError,
-    KilledError,
-    StoppedError,
-)
 from korch.system.deadline import Deadline
+
+LIMIT_SECONDS = 1200.0
+"""The most time for one text."""
+
+TICK_SECONDS = 0.2
+"""The interval of checks whether a compiler must be stopped."""
+
+
+class StoppedError(CompileError):
+    """The compiler was stopped, because its result would be too late."""
+
+
+class KilledError(CompileError):
+    """The system did not start the compiler, or killed it."""
+
+
+class CompilerRefusedError(CompileError):
+    """The compiler found errors in the source.
+
+    Attributes:
+        output: all that it printed.
+    """
+
+    output = ""
+
 
 _idle: list[subprocess.Popen[str]] = []
 
@@ -31,7 +48,7 @@ _idle: list[subprocess.Popen[str]] = []
 def llvm_identity() -> str:
     """Return what distinguishes the objects of this version of LLVM and of the worker from others."""
     worker = Path(__file__).with_name("llvm_worker.py").read_bytes()
-    return f"llvmlite {version('llvmlite')} {hashlib.sha256(worker).hexdigest()}"
+    return f"llvmlite {version('llvmlite')} {hashlib.sha256(worker).hexdigest()[:16]}"
 
 
 def compile_llvm(source: Path, target: Path, stop: Deadline) -> None:
@@ -85,7 +102,7 @@ def _ask(process: subprocess.Popen[str], line: str, stop: Deadline) -> str:
     """Send a line and return the answer."""
     stdin, stdout = process.stdin, process.stdout
     assert stdin is not None and stdout is not None
-    limit = Deadline.after(PATIENCE * COMPILE_SECONDS, time.monotonic())
+    limit = Deadline.after(LIMIT_SECONDS, time.monotonic())
     with contextlib.suppress(BrokenPipeError):  # the answer says why
         stdin.write(line)
         stdin.flush()
@@ -93,7 +110,7 @@ def _ask(process: subprocess.Popen[str], line: str, stop: Deadline) -> str:
         if stop.is_over:
             raise StoppedError("the compiler did not end in time")
         if limit.is_over:
-            raise CompileError(f"the compiler took longer than {PATIENCE * COMPILE_SECONDS:g} s")
+            raise CompileError(f"the compiler took longer than {LIMIT_SECONDS:g} s")
     answer = stdout.readline()
     if not answer:
         code = process.wait()

@@ -32,7 +32,7 @@ def main() -> None:
         source, target = line.rstrip("\n").split("\t")
         try:
             module = llvm.parse_assembly(Path(source).read_text("utf-8"))
-            triple = llvm.Target.from_triple(module.triple)
+            triple = llvm.Target.from_triple(module.triple or llvm.get_default_triple())
             machine = triple.create_target_machine(opt=LEVEL, reloc="pic", codemodel="default")
             is_text = target.endswith(".s")
             Path(target).write_bytes(machine.emit_assembly(module).encode() if is_text else machine.emit_object(module))

@@ -12,8 +12,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1]
 
 _TILE = ("tile/ir", "tile/check", "tile/lower", "tile/analysis", "tile/llvm", "tile/triton")
-SHARED = ("provider", "schedule", *_TILE, "native", "measure/toolchain.py", "ranges/live.py")
-"""Files and folders that all providers depend on: this folder's modules, schedules, printers, headers, flags."""
+SHARED = ("provider", "schedule", *_TILE, "native", "measure/llvm_worker.py", "ranges/live.py")
+"""Files and folders that all providers depend on: this folder's modules, schedules, printers, the compiler."""
 
 DIGITS = 12
 """Hexadecimal digits of a version."""
@@ -36,6 +36,6 @@ def _digest(path: Path) -> bytes:
     """Return the hash of a file, or of the files directly in a folder, not in its subfolders."""
     digest = hashlib.sha256()
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-        if file.suffix in (".py", ".h", ".cpp"):
+        if file.suffix in (".py", ".h", ".c"):
             digest.update(f"{file.name}\0".encode() + file.read_bytes())
     return digest.digest()

@@ -12,9 +12,9 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
 from korch.cuda.measure.device import detect_cuda_target
-from korch.errors import CompileError, KorchError
+from korch.errors import KorchError
 from korch.measure.compiler import usable_folder
-from korch.measure.toolchain import find_compiler
+from korch.measure.llvm_process import llvm_identity
 from korch.options import default_cache_folder, default_threads
 from korch.provider.provider import CUDA_ENTRY_POINT_GROUP, ENTRY_POINT_GROUP, load_providers
 from korch.system.extras import install_command
@@ -55,19 +55,14 @@ def examine() -> tuple[str, bool]:
 
 
 def _machine() -> Iterator[Diagnosis]:
-    """Check the runtime and the compilers, and describe the machine: instruction set, threads and caches."""
+    """Check the runtime, and describe the machine: instruction set, threads and caches."""
     try:
         runtime()
         yield Diagnosis(OK, "runtime", str(runtime_path()))
     except (KorchError, OSError) as error:
         yield Diagnosis(FAIL, "runtime", f"it can't be loaded: {error}")
-    try:
-        compiler = find_compiler()
-        yield Diagnosis(OK, "compiler", f"{compiler.version} ({' '.join(compiler.command)})")
-        yield _describe(detect_target(default_threads(), compiler.identity))
-    except CompileError as error:
-        yield Diagnosis(FAIL, "compiler", str(error))
-        yield _describe(detect_target(default_threads(), ""))
+    yield Diagnosis(OK, "compiler", llvm_identity())
+    yield _describe(detect_target(default_threads(), ""))
 
 
 def _describe(target: Target) -> Diagnosis:

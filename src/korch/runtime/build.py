@@ -16,7 +16,7 @@ from korch import __version__
 from korch.errors import InvalidGraphError, ModelError
 from korch.events.kernels import Use, segments_of
 from korch.events.schedule import TaskSegment, schedule_segment
-from korch.measure.compiler import Builder, is_llvm
+from korch.measure.compiler import Builder
 from korch.primitive.graph import PrimitiveGraph
 from korch.provider.provider import Kernel
 from korch.records import plain
@@ -80,10 +80,10 @@ def build(
     """
     program = bind_steps(graph, steps, target.threads)
     check_symbols(program)
-    sources = {f"{k.symbol}.{suffix_of(k.source)}": k.source for k in program.kernels if k.symbol}
+    sources = {f"{k.symbol}.ll": k.source for k in program.kernels if k.symbol}
     programs = {f"{k.symbol}.tile": format_program(k.program) for k in program.kernels if k.program is not None}
     units = {text for kernel in program.kernels for text in kernel.units} - {*sources.values()}
-    sources |= {f"{content_name('unit', text)}.{suffix_of(text)}": text for text in sorted(units)}
+    sources |= {f"{content_name('unit', text)}.ll": text for text in sorted(units)}
     uses = uses_of(program, steps)
     segments = _segments(uses, target, parts)
     name, tables = print_plan(graph, program, target, segments)
@@ -107,11 +107,6 @@ def build(
         requirements=Requirements.here(REQUIRED_FLAGS[target.isa]),
         sources=sources | programs,
     )
-
-
-def suffix_of(source: str) -> str:
-    """Return the suffix of the name of a source's file."""
-    return "ll" if is_llvm(source) else "cpp"
 
 
 def uses_of(program: Program[Kernel], steps: Sequence[PlanStep[Kernel]]) -> list[Use]:

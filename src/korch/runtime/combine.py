@@ -34,7 +34,7 @@ def combine(executables: Sequence[Executable], builder: Builder) -> tuple[list[A
         sources |= artifact.sources
     names = [Path(name).stem for artifact in artifacts for name in artifact.sources if name.startswith(PLAN)]
     sources[LIST] = print_list(names, builder.isa)
-    objects = builder.objects([text for name, text in sources.items() if name.endswith((".cpp", ".ll"))])
+    objects = builder.objects([text for name, text in sources.items() if name.endswith(".ll")])
     weights, places = _union([artifact.weights for artifact in artifacts])
     return artifacts, Shared({builder.isa: objects}, sources, weights, places)
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.measure.compiler import Builder, is_llvm
+from korch.measure.compiler import Builder
 from korch.primitive import reference
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array, Category
@@ -188,15 +188,7 @@ def load_kernels(kernels: Sequence[Kernel], builder: Builder | Emulated) -> Code
     if isinstance(builder, Emulated):
         builder.build(kernels)
         return builder
-    return Code(builder.objects(texts_of(kernels)))
-
-
-def texts_of(kernels: Sequence[Kernel]) -> list[str]:
-    """Return the texts to compile for some kernels: those in C++ are joined."""
-    sources = dict.fromkeys(kernel.source for kernel in kernels)
-    joined = "\n".join(source for source in sources if not is_llvm(source))
-    own = [source for source in sources if is_llvm(source)]
-    return [*own, *([joined] if joined else []), *dict.fromkeys(text for kernel in kernels for text in kernel.units)]
+    return Code(builder.objects([text for kernel in kernels for text in kernel.texts]))
 
 
 def group_family(group: Group) -> Family:
