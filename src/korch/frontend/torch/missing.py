@@ -131,8 +131,10 @@ def _extreme(x: Any, dim: Sequence[int] = (), keepdim: bool = False, *, reduce: 
     return NotImplemented if len(dim) else reduce(x, list(range(x.dim())), keepdim)
 
 
-def _truth(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    """ONNX reduces no scalar along an axis."""
+def _truth(x: Any, *args: Any, reduce: Callable[..., Any]) -> Any:
+    """PyTorch's result of bytes has bytes, and ONNX reduces no scalar along an axis."""
+    if x.dtype is torch.uint8:
+        return reduce(x != 0, *args).to(x.dtype)
     return NotImplemented if x.dim() else x != 0
 
 
@@ -447,7 +449,11 @@ MISSING: dict[Any, Callable[..., Any]] = {
     aten.log_softmax.int: partial(_softmax, compute=torch.log_softmax),
     aten.amax.default: partial(_extreme, reduce=torch.amax),
     aten.amin.default: partial(_extreme, reduce=torch.amin),
-    **dict.fromkeys([aten.any.dim, aten.any.dims, aten.all.dim, aten.all.dims], _truth),
+    **{
+        operator: partial(_truth, reduce=operator)
+        for packet in (aten.any, aten.all)
+        for operator in (packet.default, packet.dim, packet.dims)
+    },
     aten.nonzero.default: _places,
     aten.nansum.default: _sum_of_numbers,
     aten.linalg_vander.default: partial(_powers, increasing=True),
