@@ -86,7 +86,7 @@ def _split_plans(
     for variant, way in blockings:
         if way.channels < chain.links[-1].results and way.channels % TOGETHER:
             continue
-        block = _fitting(chain, way.rows, way.channels, cache_room("rows beside components", target), is_split=True)
+        block = _fitting(chain, way.rows, way.channels, cache_room("rows beside components", target))
         registers = zip(chain.links, way.registers, strict=True)
         blocking = replace(
             way, block=block, registers=tuple(None if link.can_be_split else own for link, own in registers)
@@ -177,7 +177,7 @@ def _blocking(chain: Chain, rows: int, channels: int, target: Target) -> ChainBl
     return ChainBlocking(rows, block, channels, tuple(registers))
 
 
-def _fitting(chain: Chain, rows: int, channels: int, most_bytes: float, is_split: bool = False) -> int:
+def _fitting(chain: Chain, rows: int, channels: int, most_bytes: float) -> int:
     """Return the rows of a block such that the unsplit intermediate rows between convolutions fit in `most_bytes`."""
     is_part = channels < chain.links[-1].results
 
@@ -185,7 +185,6 @@ def _fitting(chain: Chain, rows: int, channels: int, most_bytes: float, is_split
         kept = (
             tile.height * link.columns.out * (channels if is_part else link.results)
             for tile, link in zip(chain.tiles(block, rows), chain.links, strict=False)
-            if not (is_split and link.is_depthwise)
         )
         return 4 * sum(kept)
 
