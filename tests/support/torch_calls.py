@@ -664,6 +664,7 @@ torch.searchsorted(v.sort()[0], 0.5)
 torch.softmax(i, 0, dtype=torch.float64)
 torch.squeeze(x, ())
 torch.arange(0.1, 1.1) + x[:2, :2]
+torch.arange(0.9, 2.9, dtype=torch.int64) + rows[:2]
 torch.arange(-0.9, 2.1, 2.0, dtype=torch.uint8) + rows[:2]
 F.conv_transpose2d(image, turned2, w[:3], (2, 1), (1, 0), (1, 2), dilation=(1, 3))
 F.group_norm(x[:0], 2)

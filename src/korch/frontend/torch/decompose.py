@@ -79,7 +79,10 @@ def _places(start: float, end: float, step: float = 1, *, dtype: Any = None, **o
     is_exact = all(isinstance(n, int | torch.SymInt) for n in (start, end, step))
     if is_exact or any(isinstance(n, torch.SymFloat) for n in (start, end, step)):
         return NotImplemented
-    dtype, count = dtype or torch.get_default_dtype(), max(0, math.ceil((end - start) / step))
+    dtype = dtype or torch.get_default_dtype()
+    if dtype is torch.int64:
+        start, end, step = int(start), int(end), int(step)
+    count = max(0, math.ceil((end - start) / step))
     wide = torch.float64 if dtype.is_floating_point else torch.int64
     first, each = (start, step) if dtype.is_floating_point else (int(start), int(step))
     return (torch.arange(count).to(wide) * each + first).to(dtype)
