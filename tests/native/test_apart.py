@@ -64,7 +64,8 @@ def allowed(folder: Path, threads: int, cores: set[int]) -> list[str]:
 
 @pytest.mark.skipif(len(CORES) < 2, reason="there is one core")
 def test_a_thread_leaves_the_core_of_the_first_also_when_that_has_moved(tmp_path: Path) -> None:
-    assert allowed(tmp_path, 2, CORES) == ["0"] * len(CORES)
+    # In the first region, it leaves only if it is on this core.
+    assert allowed(tmp_path, 2, CORES)[1:] == ["0"] * (len(CORES) - 1)
 
 
 def test_threads_that_outnumber_the_cores_may_use_all(tmp_path: Path) -> None:

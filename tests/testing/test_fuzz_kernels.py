@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from korch.candidate.candidate import make_group
-from korch.measure import compiler
 from korch.measure.compiler import Builder
 from korch.primitive.graph import GraphBuilder
 from korch.primitive.types import DType, ValueType
@@ -34,7 +33,6 @@ def test_kernels_for_other_instruction_sets(isa, target, tmp_path, monkeypatch):
     """Those of fewer lanes, and what is said to matrix units, which software stands for."""
     if target.lanes < LANES[isa]:
         pytest.skip("this machine runs no such instructions")
-    monkeypatch.setattr(compiler, "has_matrix_units", lambda: False)
     other = Target(isa=isa, lanes=LANES[isa], threads=2, l2_bytes=64 << 10)
     builder = (EmulatedUnits if isa == "amx" else Builder)(isa, tmp_path)
     count, findings = run_round(1, len(isa), other, builder, groups=2)
