@@ -139,9 +139,9 @@ def test_denormal_numbers_count_as_zero(compiled, rng):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_sums_stay_in_registers(name, tmp_path):
+def test_sums_stay_in_registers(name):
     provider, groups = CASES[name]
-    for text in _assemble((), lambda: Pairs(provider), groups[:1], TARGET, tmp_path):
+    for text in _assemble(lambda: Pairs(provider), groups[:1], TARGET):
         loops = [part for part in re.split(r"\n\.LBB\S+:", text) if part.count("vdpbf16ps") > 1]
         assert loops
         for loop in loops:
