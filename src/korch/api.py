@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -32,6 +32,7 @@ from korch.report.progress import shown
 from korch.runtime import shaped
 from korch.runtime.combine import combine
 from korch.runtime.executable import Executable
+from korch.runtime.machine import best_isa
 from korch.runtime.ranged import RangedExecutable
 from korch.runtime.runnable import Runnable
 from korch.runtime.shaped import ShapedExecutable
@@ -146,6 +147,8 @@ def _optimized(
         return build(source, options, _bindings(shapes), progress)
     if shapes:
         raise OptionError("a module takes its shapes from the example inputs", where="option shapes")
+    if len(options.isas) > 1:
+        raise OptionError("a module is built for one instruction set", "option isa", hint="Export it to an ONNX file")
     from korch.pytorch.module import optimize_module
 
     if options.is_cuda and options.measure:
@@ -254,6 +257,21 @@ def build(
     if options.is_cuda and options.measure:
         require_device(options.target)
     deadline = deadline or Deadline.after(options.budget_s, time.monotonic())
+    if len(options.isas) > 1:
+        found = {
+            isa: build(
+                source,
+                replace(options.for_search(i), isa=isa),
+                bindings,
+                progress,
+                deadline.shared(len(options.isas) - i),
+                watch,
+            )
+            for i, isa in enumerate(options.isas)
+        }
+        best = found[best_isa(found)]
+        best.others = found
+        return best
     try:
         if len(bindings) > 1 or not is_open(bindings[0]):
             return _build(source, options, bindings, progress, deadline, watch)

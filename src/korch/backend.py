@@ -53,7 +53,7 @@ def open_meter(options: Options, weights_bytes: int = 0, end: Deadline | None = 
 
 def builder_of(options: Options) -> Builder:
     """Return the compiler for the CPU, with the cache folder that the options name."""
-    return Builder(detect_target(options.threads, llvm_identity()).isa, options.cache_folder)
+    return Builder(detect_target(options.threads, llvm_identity(), isa=options.isa).isa, options.cache_folder)
 
 
 def has_kernels(options: Options, with_few_pairs: bool = False) -> Callable[[Group], bool]:
@@ -67,7 +67,7 @@ def has_kernels(options: Options, with_few_pairs: bool = False) -> Callable[[Gro
     def counts(offer: Offer) -> bool:
         return 0 < offer.pairs < ALL_PAIRS if with_few_pairs else True
 
-    target = detect_target(options.threads, llvm_identity(), matrix_units=not options.strict)
+    target = detect_target(options.threads, llvm_identity(), matrix_units=not options.strict, isa=options.isa)
     providers, faults = load_providers(), Faults()
     known: dict[str, bool] = {}
 
@@ -89,7 +89,7 @@ def opaque_refusals(options: Options) -> Callable[[Group], str]:
         target: Any = NOMINAL[90]
         providers = load_providers(CUDA_ENTRY_POINT_GROUP)
     else:
-        target, providers = detect_target(options.threads, llvm_identity()), load_providers()
+        target, providers = detect_target(options.threads, llvm_identity(), isa=options.isa), load_providers()
     asked, faults = [provider for provider in providers if getattr(provider, "runs_opaque", False)], Faults()
 
     def refusal_of(group: Group) -> str:

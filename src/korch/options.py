@@ -92,6 +92,14 @@ class Options:
             "cores that affinity and the container's CPU quota allow"
         },
     )
+    isa: str = field(
+        default="",
+        metadata={
+            "help": "the instruction set to build for, or several separated by commas, such as amx,avx512,avx2: the "
+            "artifact then has a plan for each, and the best one that the CPU has is run where it is loaded. They must "
+            "be this CPU's, because plans are run to check them (default: the best one of this CPU)"
+        },
+    )
     budget_s: float | None = field(
         default=None,
         metadata={
@@ -202,6 +210,10 @@ class Options:
                 where="option target",
                 expected="cpu, cuda, or with --dry-run cuda:sm_90 or cuda:sm_80",
             )
+        if len(set(self.isas)) < len(self.isas) or (self.isa and not all(self.isas)):
+            raise OptionError(f"the value is {self.isa!r}", "option isa", "different names, such as avx512,avx2")
+        if self.isa and self.is_cuda:
+            raise OptionError("instruction sets are those of CPUs", "option isa", hint="Remove --isa")
         if self.precision != "float32" and not self.is_cuda:
             raise OptionError(
                 f"the value {self.precision!r} is for CUDA devices only",
@@ -224,6 +236,11 @@ class Options:
     def is_cuda(self) -> bool:
         """Whether the target is a CUDA device."""
         return self.target != "cpu"
+
+    @property
+    def isas(self) -> tuple[str, ...]:
+        """The instruction sets to build for; one empty name for the best one of this CPU."""
+        return tuple(name.strip() for name in self.isa.split(","))
 
     @property
     def allowed_error(self) -> float | None:

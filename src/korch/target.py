@@ -92,7 +92,9 @@ class Target:
         )
 
 
-def detect_target(threads: int, compiler: str, libraries: tuple[str, ...] = (), matrix_units: bool = True) -> Target:
+def detect_target(
+    threads: int, compiler: str, libraries: tuple[str, ...] = (), matrix_units: bool = True, isa: str = ""
+) -> Target:
     """Return the target for this machine.
 
     Args:
@@ -101,22 +103,22 @@ def detect_target(threads: int, compiler: str, libraries: tuple[str, ...] = (), 
         libraries: further versions that timings depend on.
         matrix_units: whether matrix units (which multiply bytes, and float32 numbers split into components) and
             instructions that multiply bfloat16 may be used.
-
-    `$KORCH_ISA` forces a less capable instruction set, to build for another machine or to test.
+        isa: the instruction set; "" for that in `$KORCH_ISA` or, without it, the best one of this CPU.
 
     Raises:
-        OptionError: this CPU does not have the instruction set `$KORCH_ISA`.
+        OptionError: this CPU does not have the instruction set.
     """
     flags, model = _cpuinfo()
     fitting = [isa for isa, need in ISA_FLAGS.items() if flags.issuperset(need)]
     missing = () if matrix_units and has_matrix_units() else ("amx",) if matrix_units else OF_COMPONENTS
     usable = [isa for isa in fitting if isa not in missing]
     best = next(iter(usable), "generic")
-    isa = os.environ.get("KORCH_ISA") or best
+    where = "option isa" if isa else "the environment variable KORCH_ISA"
+    isa = isa or os.environ.get("KORCH_ISA") or best
     if isa not in (*fitting, "generic"):  # its instructions would crash the process
         raise OptionError(
             f"this CPU has no instruction set {isa!r}",
-            "the environment variable KORCH_ISA",
+            where,
             f"one of {', '.join((*fitting, 'generic'))}",
             "Change it, or remove it to use the best",
         )

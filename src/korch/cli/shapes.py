@@ -11,9 +11,6 @@ from korch.ranges.binding import Bound, static
 _SIZE = re.compile(r"([0-9]{1,18})(?:\.\.([0-9]{1,18})(?::([1-9][0-9]{0,17}))?)?").fullmatch
 """Matches a size, or a range of sizes with an optional step. It accepts only ASCII digits, unlike `str.isdigit`."""
 
-_NAME = re.compile(r"[^\W\d]\w*").fullmatch
-"""Matches the name of a dimension that is not given itself."""
-
 
 def parse_bindings(texts: Sequence[str]) -> list[dict[str, tuple[Bound, ...]]]:
     """Return bindings of shapes from texts like `image=1x3x224x224`, `length=128,256`, `size=320..640:32` or `w=h`.
@@ -29,7 +26,7 @@ def parse_bindings(texts: Sequence[str]) -> list[dict[str, tuple[Bound, ...]]]:
     names = {text.rpartition("=")[0] for text in texts}
     for text in texts:
         name, equals, sizes = text.rpartition("=")
-        if name and (sizes in names - {name, ""} or (equals and _NAME(sizes))) and name not in found:
+        if name and (sizes in names - {name, ""} or (equals and sizes.isidentifier())) and name not in found:
             found[name] = [(sizes,)]
             continue
         shapes = [part.split("x") if part else [] for part in sizes.split(",")]

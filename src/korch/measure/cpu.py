@@ -82,7 +82,7 @@ def usual_pace(options: Options) -> tuple[Pace, bool]:
     """Return the durations of work in earlier runs, and whether the machine was calibrated, from the cache folder."""
     if not options.cache_folder.is_dir():
         return Pace(None), False
-    target = detect_target(options.threads, llvm_identity(), matrix_units=not options.strict)
+    target = detect_target(options.threads, llvm_identity(), matrix_units=not options.strict, isa=options.isa)
     database = Database(usable_folder(options.cache_folder), target.fingerprint)
     try:
         return Pace(database.fact(PACE_FACT)), database.fact(FACT) is not None
@@ -115,7 +115,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             end: when to give up a compiler whose result is needed.
         """
         super().__init__(options, (*providers, InPlaceProvider()))
-        self.target = detect_target(options.threads, llvm_identity(), matrix_units=not options.strict)
+        self.target = detect_target(options.threads, llvm_identity(), matrix_units=not options.strict, isa=options.isa)
         self.builder = Builder(self.target.isa, options.cache_folder, end)
         self.failures = self.builder.folder.parent / "not-compiled"
         folder = self.builder.folder.parent

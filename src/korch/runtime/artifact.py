@@ -233,7 +233,12 @@ def read_format(path: str | os.PathLike[str]) -> str:
             head = stream.read(4096)
     except OSError as error:
         raise ArtifactError(f"it can't be read: {error.strerror or error}", where=str(path)) from error
-    found = re.search(rb'"format":\s*"([a-z-]+)"', head)
+    return format_in(head)
+
+
+def format_in(content: bytes) -> str:
+    """Return the format that the begin of an artifact's content declares; "" if it declares none."""
+    found = re.search(rb'"format":\s*"([a-z-]+)"', content[:4096])
     return found[1].decode() if found else ""
 
 

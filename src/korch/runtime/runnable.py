@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -23,6 +24,7 @@ from korch.inputs import random_arrays
 from korch.primitive.op import Array
 from korch.primitive.types import DType
 from korch.runtime.artifact import Archive
+from korch.runtime.each_isa import archive_of_isas
 from korch.runtime.record import ModelRecord, PlanRecord, TensorRecord
 from korch.runtime.text import executable_text, plan_facts
 
@@ -96,7 +98,14 @@ def random_feeds(tensors: Sequence[TensorInfo], seed: int = 0) -> dict[str, Arra
 
 
 class Runnable(ABC):
-    """A model that can run: call it with arrays, or use its `run` like that of an ONNX Runtime session."""
+    """A model that can run: call it with arrays, or use its `run` like that of an ONNX Runtime session.
+
+    Attributes:
+        others: the executables for other instruction sets, and this one, that `save` writes to the same file, by
+            instruction set; empty if there is only this one.
+    """
+
+    others: Mapping[str, Runnable] = MappingProxyType({})
 
     @property
     @abstractmethod
@@ -279,15 +288,20 @@ class Runnable(ABC):
             ArtifactError: the file can't be written (a previous file is then unchanged), or the
                 executable can't be saved by itself.
         """
-        self.archive().write(path)
+        self._whole().write(path)
 
     def to_bytes(self) -> bytes:
         """Return the content of the file that `save` would write; it raises the errors of `archive`."""
-        return self.archive().to_bytes()
+        return self._whole().to_bytes()
+
+    def _whole(self) -> Archive:
+        if not self.others:
+            return self.archive()
+        return archive_of_isas({isa: one.archive() for isa, one in self.others.items()})
 
     def __reduce__(self) -> tuple[Callable[[Any], Runnable], tuple[io.BytesIO]]:
         """Pickle and copy it as the bytes of its artifact; a copy has its own memory."""
-        return type(self).load, (io.BytesIO(self.to_bytes()),)
+        return type(self).load, (io.BytesIO(self.archive().to_bytes()),)
 
 
 class PlanExecutable(Runnable):

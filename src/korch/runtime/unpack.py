@@ -20,6 +20,7 @@ The folder is written under a temporary name and then renamed: it exists complet
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 import secrets
@@ -33,8 +34,8 @@ import numpy as np
 from korch.errors import ArtifactError, OptionError, UnsupportedError
 from korch.records import to_json
 from korch.runtime import artifact as artifact_module
-from korch.runtime import ranged, shaped
-from korch.runtime.artifact import MANIFEST, SOURCES, Artifact, objects_by_name, read_artifact, read_format
+from korch.runtime import each_isa, ranged, shaped
+from korch.runtime.artifact import MANIFEST, SOURCES, Artifact, format_in, objects_by_name, read_artifact, read_format
 from korch.runtime.record import PlanRecord
 from korch.runtime.shaped import Shared
 from korch.runtime.weights import CHUNK_BYTES, Weights
@@ -87,7 +88,7 @@ def unpack(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Unpa
     """Write the files that a C program needs to run an artifact.
 
     Args:
-        path: an artifact for the CPU, with one plan or several.
+        path: an artifact for the CPU, with one plan or several; of several instruction sets, the best of this CPU.
         folder: the folder to write; it must be empty or not exist.
 
     Raises:
@@ -158,8 +159,12 @@ def weight_chunks(weights: Weights, places: Sequence[Sequence[int]]) -> Iterator
 
 def _read(path: str | os.PathLike[str]) -> tuple[Sequence[Artifact], Shared]:
     kind = read_format(path)
+    content: str | os.PathLike[str] | io.BytesIO = path
+    if kind == each_isa.FORMAT:
+        best = each_isa.read_best(path)
+        kind, content = format_in(best), io.BytesIO(best)
     if kind == shaped.FORMAT:
-        return shaped.read_shaped(path)
+        return shaped.read_shaped(content)
     if kind == ranged.FORMAT:
         raise UnsupportedError(
             "it is for ranges of sizes; only the Python runtime pads inputs and cuts outputs",
@@ -172,7 +177,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[Sequence[Artifact], Shared]:
             where=str(path),
             expected="an artifact for the CPU without parts on the host",
         )
-    found = read_artifact(path)
+    found = read_artifact(content)
     return [found], Shared(found.objects, found.sources, found.weights, [range(len(found.weights))])
 
 
