@@ -31,14 +31,6 @@ from benchmarks.rows import known_rows, write_rows
 
 ALLOWED_SHARE, ALLOWED_S = 1.1, 2.0
 
-HANGING = """#!/bin/sh
-case "$*" in *--version*|*-dumpversion*) exec g++ "$@";; esac
-echo >> "$0.calls"
-[ $(wc -l < "$0.calls") -le {works} ] && exec g++ "$@"
-sleep 1000
-"""
-"""A compiler that does not end after some calls."""
-
 
 @dataclass(frozen=True)
 class Case:
@@ -48,13 +40,11 @@ class Case:
         budget_s: the budget.
         model: writes a model to a file; None for a module of `benchmarks.compiled`.
         shapes: the values of `--shape`.
-        works: after how many calls the compiler no longer ends; None if it always does.
     """
 
     budget_s: float
     model: Callable[[Path], Any] | None = None
     shapes: tuple[str, ...] = ()
-    works: int | None = None
 
 
 def written(name: str, path: Path, **options: Any) -> None:
@@ -110,8 +100,6 @@ CASES: Mapping[str, Case] = {
     "unrolled products": Case(20, partial(unrolled, 150, True)),
     "unrolled recurrence": Case(20, partial(unrolled, 64, False)),
     "unrolled recurrence, long": Case(20, partial(unrolled, 200, False)),
-    "mlp, hanging compiler": Case(8, partial(written, "mlp"), works=0),
-    "mlp, compiler that hangs later": Case(8, partial(written, "mlp"), works=2),
     "compiled layers": Case(10),
     "compiled distilbert": Case(10),
     "compiled llama": Case(10),
@@ -163,33 +151,26 @@ def allowed_s(row: Mapping[str, Any]) -> float:
 
 def attempt(name: str, budget_s: float, folder: Path) -> list[dict[str, Any]]:
     """Run a case with a budget and an empty cache; return the seconds and the announced least of each call."""
-    case, environment = CASES[name], dict(os.environ)
-    if case.works is not None:
-        compiler = folder / "compiler"
-        compiler.write_text(HANGING.format(works=case.works))
-        compiler.chmod(0o755)
-        (folder / "compiler.calls").unlink(missing_ok=True)
-        environment["CXX"] = str(compiler)
+    case = CASES[name]
     with tempfile.TemporaryDirectory() as cache:
         if case.model is None:
             command = ["benchmarks.compiled", name.removeprefix("compiled "), str(budget_s), cache]
-            calls = json.loads(_call(command, environment))
+            calls = json.loads(_call(command))
             return [{**row, "model": f"{name}: {row['call']}", "ends_well": True} for row in calls]
         command = ["korch.cli", "optimize", str(folder / "model.onnx"), "-o", f"{folder}/a.korch", "--json"]
         command += ["--budget", str(budget_s), "--cache-folder", cache]
         begun_s = time.monotonic()
-        said = _call([*command, *(f"--shape={shape}" for shape in case.shapes)], environment)
+        said = _call([*command, *(f"--shape={shape}" for shape in case.shapes)])
         seconds = time.monotonic() - begun_s
     report = json.loads(said) if said else {}
-    ends_well = bool(said) is (case.works is None)  # without a compiler there is no artifact
     plans = report["plans"].values() if isinstance(report.get("plans"), dict) else [report]  # a range has several
     least_s = max(plan.get("least_s") or 0.0 for plan in plans) or None
     row = {"model": name, "budget_s": budget_s, "searches": 1, "seconds": seconds, "least_s": least_s}
-    return [{**row, "ends_well": ends_well}]
+    return [{**row, "ends_well": bool(said)}]
 
 
-def _call(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
-    own = {name: value for name, value in environment.items() if name != "PYTHONDONTWRITEBYTECODE"}
+def _call(arguments: Sequence[str]) -> str:
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return subprocess.run(
         [sys.executable, "-m", *arguments], check=False, capture_output=True, text=True, env=own
     ).stdout

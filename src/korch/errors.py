@@ -62,7 +62,7 @@ class ProviderError(KorchError):
 
 
 class CompileError(KorchError):
-    """There is no working compiler, or it rejected a generated source."""
+    """LLVM rejected a generated source, or the runtime can't be compiled."""
 
 
 class MeasureError(KorchError):

@@ -120,7 +120,7 @@ def test_a_concatenation_in_place_is_no_kernel_and_takes_no_more_memory(plan: Pl
 
 
 def test_the_data_of_a_plan(plan: PlanRecord) -> None:
-    data = page_data(plan, REPORT, {"k1.cpp": "int x;", "other.cpp": ""}, [1100.0, 2900.0])
+    data = page_data(plan, REPORT, {"k1": "int x;", "other": ""}, [1100.0, 2900.0])
     kernels, graphs = data["kernels"], data["graphs"]
     assert [k["us"] for k in kernels] == [1.0, 3.0] and [k["run_us"] for k in kernels] == [1.1, 2.9]
     assert kernels[1]["rules"] == ["low-rank"] and kernels[1]["origins"] == ["MatMul b", "Tanh c"]

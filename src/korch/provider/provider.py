@@ -46,19 +46,19 @@ class Threading(Enum):
     """Threads that the caller has already started; each of them calls NAME_team."""
 
     OWN = "own"
-    """The kernel's own threads: those of a library, or of OpenMP regions that the kernel opens."""
+    """The kernel's own threads: those of a library, or of regions that the kernel opens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """Source code that runs a candidate.
 
-    The source is LLVM IR, or a C++20 translation unit, that exports, with C linkage, for its symbol NAME:
+    The source is LLVM IR that defines, for its symbol NAME:
 
         void* NAME_create(int threads, char* error, size_t error_size);  // only with has_state
         int NAME_run(void* state, void* const* buffers);                 // 0 is success
         void NAME_destroy(void* state);                                  // only with has_state
-        int NAME_team(void* const* buffers, korch::Member& own);         // only with threading TEAM
+        int NAME_team(void* const* buffers, korch_member* own);          // only with threading TEAM
         void NAME_task(int stage, void* const* buffers, long begin, long end, long me);  // see below
 
     `buffers` holds the inputs, then the outputs, in the offer's layouts, then the workspace;
@@ -68,8 +68,8 @@ class Kernel:
     kernel may run concurrently with others: if its target has one thread, it uses the calling thread only;
     if several, its regions may get fewer threads than it requests. `create` returns null and writes a
     message if it fails. A kernel without state gets a null state. Many kernels are compiled in one
-    translation unit, so every other name in the source is static or begins with NAME. With threading `TEAM`,
-    every thread of the team calls NAME_team (`korch_team.h`); a team may have fewer or more threads than the
+    unit, so every other name in the source is private or begins with NAME. With threading `TEAM`,
+    every thread of the team calls NAME_team (`korch_runtime.h`); a team may have fewer or more threads than the
     target. If the kernel also has a program, NAME_task runs a range of the tasks of one stage of the program on
     the thread `me`; each thread has a private part of the workspace, which follows the program's buffers.
 

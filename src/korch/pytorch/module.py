@@ -100,7 +100,7 @@ class ModuleExecutable:
 
     @property
     def sources(self) -> Mapping[str, str]:
-        """The C++ sources by file name."""
+        """The sources by file name."""
         return self.flat.sources
 
     def get_inputs(self) -> list[TensorInfo]:

@@ -279,7 +279,7 @@ def layer_of(step: StepRecord) -> str:
 def _source(step: StepRecord) -> str:
     if not step.runs:
         return "none: the kernels of the operands write into the memory of the result"
-    return f"sources/{step.symbol}.cpp or {step.symbol}.ll in the artifact, which is a zip file"
+    return f"sources/{step.symbol}.ll in the artifact, which is a zip file"
 
 
 def operations(step: StepRecord, most: int = MOST_OPERATIONS) -> str:

@@ -112,7 +112,7 @@ def page_data(
     kernels = [_kernel(number, plan, report, run_ns) for number in range(len(plan.steps))]
     for kernel, load in zip(kernels, threads.loads() if threads else (), strict=False):
         kernel["load"] = load and f"{load.longest:.2f} of the mean, {100 * load.idle:.1f} % idle"
-    texts = {key.removesuffix(".cpp"): text[:LONGEST_SOURCE] for key, text in sources.items()}
+    texts = {key: text[:LONGEST_SOURCE] for key, text in sources.items()}
     for symbol in {step.symbol for step in plan.steps if f"{step.symbol}.ll" in sources}:
         texts[symbol] = "\n".join(code_lines(sources, symbol))[:LONGEST_SOURCE]
     return {

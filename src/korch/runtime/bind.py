@@ -75,7 +75,7 @@ class PlanStep(Generic[K]):
 
 
 class SlotPlace(Enum):
-    """The kind of memory of a buffer; the enum's value is its name in the C++ source."""
+    """The kind of memory of a buffer; the enum's value is its name in records."""
 
     ARENA = "ARENA"
     CONSTANT = "CONSTANT"

@@ -1,0 +1,127 @@
+/* Applies the relocations of x86-64 and AArch64. Functions that are too far away are called through stubs, and addresses
+ * that are loaded from memory have slots. */
+#include "korch_load.h"
+
+/* The place of code that jumps to a symbol. */
+static char *stub_of(linker *own, object *o, uint32_t number) {
+    if (o->stubs[number]) return o->stubs[number];
+    static const unsigned char jumps[2][8] = {
+        {0xff, 0x25, 2, 0, 0, 0, 0x0f, 0x0b},         /* jmp *2(%rip); ud2 */
+        {0x50, 0, 0, 0x58, 0x00, 0x02, 0x1f, 0xd6}}; /* ldr x16, . + 8; br x16 */
+    char *const at = own->next_stub;
+    memcpy(at, jumps[own->machine == AARCH64], 8);
+    memcpy(at + 8, &o->targets[number], 8);
+    own->next_stub += STUB_BYTES;
+    return o->stubs[number] = at;
+}
+
+/* The place of a symbol's address. */
+static char *slot_of(linker *own, object *o, uint32_t number) {
+    if (o->slots[number]) return o->slots[number];
+    memcpy(own->next_slot, &o->targets[number], SLOT_BYTES);
+    own->next_slot += SLOT_BYTES;
+    return o->slots[number] = own->next_slot - SLOT_BYTES;
+}
+
+static bool out_of_range(linker *own, const fix *f, const object *o) {
+    return korch_refuse(own, "relocation %u of symbol %s is out of range", f->type, name_of(o, &o->symbols[f->symbol]));
+}
+
+static int64_t distance(const char *from, const char *to, int64_t addend) {
+    return (int64_t)((uint64_t)(uintptr_t)to + (uint64_t)addend - (uint64_t)(uintptr_t)from);
+}
+
+static bool fits(int64_t value, int bits) {
+    return value >= -((int64_t)1 << (bits - 1)) && value < (int64_t)1 << (bits - 1);
+}
+
+static bool write_number(linker *own, const object *o, const fix *f, int64_t value, int size, bool is_unsigned) {
+    if (f->left < (uint64_t)size) return korch_refuse(own, "relocation %u is outside of its section", f->type);
+    if (size == 4 && !(is_unsigned ? (uint64_t)value <= UINT32_MAX : fits(value, 32))) return out_of_range(own, f, o);
+    memcpy(f->at, &value, (size_t)size);
+    return true;
+}
+
+static bool apply_x86(linker *own, object *o, const fix *f) {
+    enum { R64 = 1, PC32 = 2, PLT32 = 4, GOTPCREL = 9, R32 = 10, R32S = 11, PC64 = 24, GOTPCRELX = 41, REX_GOTPCRELX = 42 };
+    const char *target = o->targets[f->symbol];
+    const int64_t value = distance(NULL, target, f->addend);
+    switch (f->type) {
+    case R64: return write_number(own, o, f, value, 8, false);
+    case R32: return write_number(own, o, f, value, 4, true);
+    case R32S: return write_number(own, o, f, value, 4, false);
+    case PC64: return write_number(own, o, f, distance(f->at, target, f->addend), 8, false);
+    case PLT32:
+        if (!fits(distance(f->at, target, f->addend), 32)) target = stub_of(own, o, f->symbol);
+        return write_number(own, o, f, distance(f->at, target, f->addend), 4, false);
+    case PC32: return write_number(own, o, f, distance(f->at, target, f->addend), 4, false);
+    case GOTPCREL:
+    case GOTPCRELX:
+    case REX_GOTPCRELX:
+        return write_number(own, o, f, distance(f->at, slot_of(own, o, f->symbol), f->addend), 4, false);
+    default: return korch_refuse(own, "relocation %u is not known", f->type);
+    }
+}
+
+/* Set some bits of an instruction. */
+static bool set_bits(linker *own, const fix *f, uint32_t mask, uint32_t bits) {
+    uint32_t instruction;
+    if (f->left < 4) return korch_refuse(own, "relocation %u is outside of its section", f->type);
+    memcpy(&instruction, f->at, 4);
+    instruction = (instruction & ~mask) | (bits & mask);
+    memcpy(f->at, &instruction, 4);
+    return true;
+}
+
+static int64_t pages_between(const char *from, const char *to, int64_t addend) {
+    const int64_t page = ~(int64_t)4095;
+    return (distance(NULL, to, addend) & page) - (distance(NULL, from, 0) & page);
+}
+
+static bool set_page(linker *own, const object *o, const fix *f, int64_t pages) {
+    if (!fits(pages, 33)) return out_of_range(own, f, o);
+    const uint32_t number = (uint32_t)(pages >> 12);
+    return set_bits(own, f, 0x60ffffe0, (number & 3) << 29 | (number >> 2 & 0x7ffff) << 5);
+}
+
+/* Set the low bits of an address, in units of an access. */
+static bool set_low(linker *own, const object *o, const fix *f, int64_t address, int shift) {
+    const uint32_t low = (uint32_t)(address & 4095);
+    if (low & ((1u << shift) - 1)) return out_of_range(own, f, o);
+    return set_bits(own, f, 0x3ffc00, low >> shift << 10);
+}
+
+static bool apply_arm(linker *own, object *o, const fix *f) {
+    enum { ABS64 = 257, ABS32 = 258, PREL64 = 260, PREL32 = 261, PAGE = 275, PAGE_NC = 276, ADD = 277, LDST8 = 278,
+           JUMP26 = 282, CALL26 = 283, LDST16 = 284, LDST32 = 285, LDST64 = 286, LDST128 = 299, GOT_PAGE = 311, GOT_LOW = 312 };
+    const char *target = o->targets[f->symbol];
+    const int64_t value = distance(NULL, target, f->addend);
+    switch (f->type) {
+    case ABS64: return write_number(own, o, f, value, 8, false);
+    case ABS32: return write_number(own, o, f, value, 4, true);
+    case PREL64: return write_number(own, o, f, distance(f->at, target, f->addend), 8, false);
+    case PREL32: return write_number(own, o, f, distance(f->at, target, f->addend), 4, false);
+    case PAGE:
+    case PAGE_NC: return set_page(own, o, f, pages_between(f->at, target, f->addend));
+    case ADD:
+    case LDST8: return set_low(own, o, f, value, 0);
+    case LDST16: return set_low(own, o, f, value, 1);
+    case LDST32: return set_low(own, o, f, value, 2);
+    case LDST64: return set_low(own, o, f, value, 3);
+    case LDST128: return set_low(own, o, f, value, 4);
+    case JUMP26:
+    case CALL26: {
+        if (!fits(distance(f->at, target, f->addend), 28)) target = stub_of(own, o, f->symbol);
+        const int64_t jump = distance(f->at, target, f->addend);
+        if (!fits(jump, 28) || jump & 3) return out_of_range(own, f, o);
+        return set_bits(own, f, 0x03ffffff, (uint32_t)(jump >> 2));
+    }
+    case GOT_PAGE: return set_page(own, o, f, pages_between(f->at, slot_of(own, o, f->symbol), 0));
+    case GOT_LOW: return set_low(own, o, f, distance(NULL, slot_of(own, o, f->symbol), 0), 3);
+    default: return korch_refuse(own, "relocation %u is not known", f->type);
+    }
+}
+
+bool korch_relocate(linker *own, object *o, const fix *f) {
+    return own->machine == X86_64 ? apply_x86(own, o, f) : apply_arm(own, o, f);
+}
