@@ -58,18 +58,27 @@ def build_library(machine: str = "") -> Path:
     target = library_path(machine)
     if target.exists():
         return target
-    command = find_compiler(machine)
-    if not command:
-        raise OSError("there is no C compiler: install the package ziglang, or name one in $CC")
     with tempfile.TemporaryDirectory(dir=FOLDER, prefix=".build-") as folder:
         made = Path(folder) / target.name
-        sources = [str(path) for path in sorted(FOLDER.glob("*.c"))]
-        command += [*FLAGS, *sources, *LINK_FLAGS, "-o", str(made)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise OSError(f"{' '.join(command)} failed:\n{done.stderr}")
+        compile_library(made, machine)
         made.replace(target)
     for old in FOLDER.glob(f"libkorch_runtime-{machine or platform.machine()}-*.so"):
         if old != target:
             old.unlink(missing_ok=True)
     return target
+
+
+def compile_library(target: Path, machine: str = "", *more: Path) -> None:
+    """Compile the runtime's sources and further ones to a shared library.
+
+    Raises:
+        OSError: there is no compiler, or it fails.
+    """
+    command = find_compiler(machine)
+    if not command:
+        raise OSError("there is no C compiler: install the package ziglang, or name one in $CC")
+    sources = map(str, (*sorted(FOLDER.glob("*.c")), *more))
+    command += [*FLAGS, f"-I{FOLDER}", *sources, *LINK_FLAGS, "-o", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"{' '.join(command)} failed:\n{done.stderr}")
