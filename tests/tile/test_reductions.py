@@ -52,7 +52,7 @@ def test_tiles_end_early(name: str, size: int, target: Target, builder: Builder,
     programs = [reduction(axis, size, vector) for axis, vector in itertools.product(kept, (name, "r"))]
     assert all(check_program(program) == () for program in programs)
     printed = [print_llvm(program, "", target) for program in programs]
-    kernels = [Kernel(one.symbol, one.source, units=one.units) for one in printed]
+    kernels = [Kernel(one.symbol, one.source) for one in printed]
     library = load_kernels(kernels, builder)
     for program, kernel in zip(programs, kernels, strict=True):
         group = sizes(program.buffers[1].size)

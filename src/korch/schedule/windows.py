@@ -281,7 +281,11 @@ class _WindowMaker:
         copy = Pass(own, own[-1].name, tuple(emitter.ops), (sink,))
         pass_ = arrange(copy, windows.machine.lanes, sizes, grid)
         where = tuple(guard for guard in self._reached() if not guard.expr.variables & {pass_.vector, pass_.across})
-        pass_ = arrange(replace(copy, where=where), windows.machine.lanes, sizes, grid) if where else pass_
+        guarded = arrange(replace(copy, where=where), windows.machine.lanes, sizes, grid)
+        if not any(
+            guard.expr.variables & {guarded.vector, guarded.across} for guard in guarded.where
+        ):  # of merged axes
+            pass_ = guarded
         nowhere = At(buffer.name, place)
         if is_shared:
             return Operand(nowhere, buffer, grid_for(pass_, windows.machine.threads, windows.machine.lanes))
