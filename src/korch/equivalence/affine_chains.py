@@ -88,7 +88,12 @@ def axis_constant(view: View, value: int) -> AxisConstant | None:
     for axis, size in enumerate(constant.array.shape):
         place = tuple(slice(None) if i == axis else slice(0, 1) for i in range(rank - lead))
         line = constant.array[place]
-        if size > 1 and np.array_equal(np.broadcast_to(line, constant.array.shape), constant.array):
+        last = constant.array[tuple(slice(None) if i == axis else slice(-1, None) for i in range(rank - lead))]
+        if (
+            size > 1
+            and np.array_equal(line, last)
+            and np.array_equal(np.broadcast_to(line, constant.array.shape), constant.array)
+        ):
             return AxisConstant(lead + axis, line.reshape(-1).astype(np.float64))
     return None
 

@@ -42,9 +42,6 @@ logger = logging.getLogger("korch.measure")
 PATIENCE_SECONDS = 60.0
 """A compiler whose result is needed may take at least this long, also after the end: the machine may just be busy."""
 
-WORK = 0.03
-"""The work to compile a kernel, in the unit in which `korch.measure.pace` keeps durations."""
-
 KERNELS = "kernels"
 """The subfolder of the cache folder for code that is loaded and run."""
 
@@ -141,9 +138,9 @@ class Builder:
                 raise CompileError(what, hint="`korch doctor` checks it")
         return pack_objects(path.read_bytes() for path in objects if isinstance(path, Path))
 
-    def missing_work(self, sources: Iterable[str]) -> float:
-        """Return the work to compile those texts that were not compiled before."""
-        return WORK * sum(not self._target(source).exists() for source in dict.fromkeys(sources))
+    def missing_work(self, sources: Iterable[str]) -> int:
+        """Return the number of texts that were not compiled before."""
+        return sum(not self._target(source).exists() for source in dict.fromkeys(sources))
 
     def _target(self, source: str) -> Path:
         key = hashlib.sha256(f"{self.isa}\n{source}\n{llvm_identity()}".encode()).hexdigest()[:32]

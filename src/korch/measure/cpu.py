@@ -71,7 +71,7 @@ def needed_flop(candidate: Candidate) -> int:
 BATCH_SHARE = 0.3
 """The largest fraction of the time left that is spent on timing one batch."""
 
-PACE_FACT = "pace-1"
+PACE_FACT = "pace-2"
 """The name in the database of the usual durations of work."""
 
 NOTHING = Measured(0, (0,), is_confirmed=True)

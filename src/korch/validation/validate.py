@@ -30,7 +30,7 @@ logger = logging.getLogger("korch.validation")
 BUILD_KERNELS = 10
 """The fixed part of the time to build a plan, as a number of kernels: it is added to the plan's own kernels."""
 
-WEIGHTS_BYTES = 4e6
+WEIGHTS_BYTES = 5e5
 """Packing or writing this many bytes of weights takes as long as building one kernel."""
 
 HEAVY_BYTES = 512 << 20
