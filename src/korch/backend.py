@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
 from korch.cuda.target import NOMINAL
-from korch.measure.compiler import Builder
-from korch.measure.llvm_process import llvm_identity
+from korch.measure.compiler import Builder, target_of
 from korch.measure.meter import AnyMeter
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
@@ -18,7 +17,6 @@ from korch.runtime.bind import PlanStep
 from korch.runtime.record import ModelRecord
 from korch.system.deadline import Deadline
 from korch.system.extras import install_command
-from korch.target import detect_target
 from korch.validation.plan import Make
 
 TASK_PARTS = 2  # tasks into which the grid points of each thread are cut, so that readers begin when some are done
@@ -53,7 +51,7 @@ def open_meter(options: Options, weights_bytes: int = 0, end: Deadline | None = 
 
 def builder_of(options: Options) -> Builder:
     """Return the compiler for the CPU, with the cache folder that the options name."""
-    return Builder(detect_target(options.threads, llvm_identity(), isa=options.isa).isa, options.cache_folder)
+    return Builder(target_of(options).isa, options.cache_folder)
 
 
 def has_kernels(options: Options, with_few_pairs: bool = False) -> Callable[[Group], bool]:
@@ -67,7 +65,7 @@ def has_kernels(options: Options, with_few_pairs: bool = False) -> Callable[[Gro
     def counts(offer: Offer) -> bool:
         return 0 < offer.pairs < ALL_PAIRS if with_few_pairs else True
 
-    target = detect_target(options.threads, llvm_identity(), matrix_units=not options.strict, isa=options.isa)
+    target = target_of(options)
     providers, faults = load_providers(), Faults()
     known: dict[str, bool] = {}
 
@@ -89,7 +87,7 @@ def opaque_refusals(options: Options) -> Callable[[Group], str]:
         target: Any = NOMINAL[90]
         providers = load_providers(CUDA_ENTRY_POINT_GROUP)
     else:
-        target, providers = detect_target(options.threads, llvm_identity(), isa=options.isa), load_providers()
+        target, providers = target_of(options), load_providers()
     asked, faults = [provider for provider in providers if getattr(provider, "runs_opaque", False)], Faults()
 
     def refusal_of(group: Group) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from korch.errors import InputError
-from korch.runtime.artifact import format_in, read_format
-from korch.runtime.each_isa import FORMAT, read_best
+from korch.runtime.each_isa import best_content
 from korch.system.cores import usable_cores
 
 if TYPE_CHECKING:
@@ -39,11 +37,7 @@ def load(path: str | os.PathLike[str]) -> Runnable:
     """
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"{path!r} is not a path", expected="the name of a file that `save` or `korch optimize` wrote")
-    format_name = read_format(path)
-    content: str | os.PathLike[str] | io.BytesIO = path
-    if format_name == FORMAT:
-        best = read_best(path)
-        format_name, content = format_in(best), io.BytesIO(best)
+    format_name, content = best_content(path)
     module, name = _CLASSES.get(format_name, _CLASSES["korch"])
     executable: Runnable = getattr(import_module(module), name).load(content)
     if format_name == "korch-cuda":

@@ -30,12 +30,13 @@ from korch.measure.llvm_process import (
     compile_llvm,
     llvm_identity,
 )
-from korch.options import default_cache_folder
+from korch.options import Options, default_cache_folder
 from korch.system.archive import pack_objects
 from korch.system.cores import usable_cores
 from korch.system.deadline import Deadline
 from korch.system.files import make_private
 from korch.system.scratch import scratch_folder
+from korch.target import Target, detect_target
 
 logger = logging.getLogger("korch.measure")
 
@@ -188,6 +189,15 @@ class Builder:
                 raise _cache_error(os.strerror(errno.ENOSPC), self.folder) from error
             raise
         return target
+
+
+def target_of(options: Options) -> Target:
+    """Return the target for this machine, with the threads and the instructions that the options allow.
+
+    Raises:
+        OptionError: this CPU does not have the instruction set.
+    """
+    return detect_target(options.threads, llvm_identity(), matrix_units=not options.strict, isa=options.isa)
 
 
 class _Ahead:

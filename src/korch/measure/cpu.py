@@ -14,9 +14,8 @@ import numpy as np
 from korch.candidate.candidate import Candidate, Refusal
 from korch.measure import uncompiled
 from korch.measure.calibrate import FACT, Calibration, Rates, Work, calibrate
-from korch.measure.compiler import Builder, CompileFailure, usable_folder
+from korch.measure.compiler import Builder, CompileFailure, target_of, usable_folder
 from korch.measure.database import Database
-from korch.measure.llvm_process import llvm_identity
 from korch.measure.meter import BATCH, CandidateMeter
 from korch.measure.operations import gathered_indices, has_windows, operations
 from korch.measure.pace import Pace
@@ -28,7 +27,7 @@ from korch.provider.in_place import InPlaceProvider
 from korch.provider.provider import Kernel, Provider
 from korch.schedule.contraction import is_of_bytes
 from korch.system.deadline import Deadline
-from korch.target import Target, detect_target
+from korch.target import Target
 
 logger = logging.getLogger("korch.measure")
 
@@ -82,7 +81,7 @@ def usual_pace(options: Options) -> tuple[Pace, bool]:
     """Return the durations of work in earlier runs, and whether the machine was calibrated, from the cache folder."""
     if not options.cache_folder.is_dir():
         return Pace(None), False
-    target = detect_target(options.threads, llvm_identity(), matrix_units=not options.strict, isa=options.isa)
+    target = target_of(options)
     database = Database(usable_folder(options.cache_folder), target.fingerprint)
     try:
         return Pace(database.fact(PACE_FACT)), database.fact(FACT) is not None
@@ -115,7 +114,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             end: when to give up a compiler whose result is needed.
         """
         super().__init__(options, (*providers, InPlaceProvider()))
-        self.target = detect_target(options.threads, llvm_identity(), matrix_units=not options.strict, isa=options.isa)
+        self.target = target_of(options)
         self.builder = Builder(self.target.isa, options.cache_folder, end)
         self.failures = self.builder.folder.parent / "not-compiled"
         folder = self.builder.folder.parent

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Mapping
 
-from korch.runtime.artifact import Archive, read_archive
+from korch.runtime.artifact import Archive, format_in, read_archive, read_format
 from korch.runtime.machine import best_isa
 
 FORMAT = "korch-isas"
@@ -19,12 +20,16 @@ def archive_of_isas(archives: Mapping[str, Archive]) -> Archive:
     return Archive({"format": FORMAT, "schema": SCHEMA}, members)
 
 
-def read_best(path: str | os.PathLike[str]) -> bytes:
-    """Return the content of the artifact for the best instruction set that this CPU has.
+def best_content(path: str | os.PathLike[str]) -> tuple[str, str | os.PathLike[str] | io.BytesIO]:
+    """Return the format and the content of an artifact: of several, those of the best instruction set of this CPU.
 
     Raises:
         ArtifactError: the file can't be read or is damaged, or this CPU has none of the instruction sets.
     """
+    kind = read_format(path)
+    if kind != FORMAT:
+        return kind, path
     with read_archive(path, FORMAT, SCHEMA, ()) as archive:
         isas = [name.removesuffix(SUFFIX) for name in archive.namelist() if name.endswith(SUFFIX)]
-        return archive.read(f"{best_isa(isas)}{SUFFIX}")
+        content = archive.read(f"{best_isa(isas)}{SUFFIX}")
+    return format_in(content), io.BytesIO(content)

@@ -20,7 +20,6 @@ The folder is written under a temporary name and then renamed: it exists complet
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import re
 import secrets
@@ -34,8 +33,9 @@ import numpy as np
 from korch.errors import ArtifactError, OptionError, UnsupportedError
 from korch.records import to_json
 from korch.runtime import artifact as artifact_module
-from korch.runtime import each_isa, ranged, shaped
-from korch.runtime.artifact import MANIFEST, SOURCES, Artifact, format_in, objects_by_name, read_artifact, read_format
+from korch.runtime import ranged, shaped
+from korch.runtime.artifact import MANIFEST, SOURCES, Artifact, objects_by_name, read_artifact
+from korch.runtime.each_isa import best_content
 from korch.runtime.record import PlanRecord
 from korch.runtime.shaped import Shared
 from korch.runtime.weights import CHUNK_BYTES, Weights
@@ -158,11 +158,7 @@ def weight_chunks(weights: Weights, places: Sequence[Sequence[int]]) -> Iterator
 
 
 def _read(path: str | os.PathLike[str]) -> tuple[Sequence[Artifact], Shared]:
-    kind = read_format(path)
-    content: str | os.PathLike[str] | io.BytesIO = path
-    if kind == each_isa.FORMAT:
-        best = each_isa.read_best(path)
-        kind, content = format_in(best), io.BytesIO(best)
+    kind, content = best_content(path)
     if kind == shaped.FORMAT:
         return shaped.read_shaped(content)
     if kind == ranged.FORMAT:

@@ -23,8 +23,6 @@ from korch.provider.provider import Kernel, named_kernel
 from korch.provider.tile_kernel import comment_of
 from korch.target import Target
 
-"""The source that creates and runs the primitives."""
-
 
 class OneDnnProvider:
     """oneDNN's kernels.
