@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import subprocess
@@ -95,6 +96,26 @@ def test_what_a_killed_process_leaves_is_swept_and_nothing_else(tmp_path: Path) 
         sweep(tmp_path)
         assert own.exists()
     assert sorted(tmp_path.iterdir()) == [tmp_path / "other"]
+
+
+def test_a_folder_that_a_sweep_is_removing_is_not_handed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep finds a new folder before it is locked, and removes it only after it was tried to lock."""
+    taken: list[tuple[Path, int]] = []
+
+    def open_late(path: Path, flags: int) -> int:
+        descriptor = open_now(path, flags)
+        if not taken:
+            taken.append((path, open_now(path, flags)))
+            fcntl.flock(taken[0][1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return descriptor
+
+    open_now = os.open
+    monkeypatch.setattr("korch.system.scratch.os.open", open_late)
+    with scratch_folder(tmp_path) as folder:
+        ((removed, descriptor),) = taken
+        assert folder != removed
+    monkeypatch.undo()
+    os.close(descriptor)
 
 
 @pytest.mark.parametrize("option", ["model", "pipe"])

@@ -61,8 +61,13 @@ def _make(parent: Path) -> tuple[Path, int]:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:  # another process removed it before it was locked
             continue
-        with suppress(OSError):  # the file system has no locks, or another process is removing the folder
+        try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:  # a sweep is removing it
+            os.close(descriptor)
+            continue
+        except OSError:  # the file system has no locks, so no sweep can lock the folder either
+            return folder, descriptor
         if folder.exists():
             return folder, descriptor
-        os.close(descriptor)
+        os.close(descriptor)  # a sweep removed it before it was locked
