@@ -57,17 +57,11 @@ ROUNDED_FACTORS: Mapping[str, Callable[[Array], Array]] = {
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The error of an output against the reference, or the worst of several errors.
+    """The error of an output against the reference, or the worst of several errors."""
 
-    Attributes:
-        of_largest: the largest difference, relative to the largest element of its output.
-        of_rms: the largest difference, relative to the root mean square of its output's elements.
-        rms: the root mean square of all differences, relative to the root mean square of the elements.
-    """
-
-    of_largest: float = 0.0
-    of_rms: float = 0.0
-    rms: float = 0.0
+    of_largest: float = 0.0  # the largest difference, relative to the largest element of its output
+    of_rms: float = 0.0  # the largest difference, relative to the root mean square of its output's elements
+    rms: float = 0.0  # the root mean square of all differences, relative to the root mean square of the elements
 
     def merged(self, other: Difference) -> Difference:
         """Return the larger value of each attribute."""

@@ -29,37 +29,23 @@ _SUM_BITS = 61
 
 @dataclass(frozen=True, slots=True)
 class Relaxation:
-    """What the relaxation proves.
+    """What the relaxation proves."""
 
-    Attributes:
-        bound_ns: lower bound of all plans' costs.
-        slack_ns: int64[variable]: a plan in which the variable is not 0 costs at least
-            `bound_ns + slack_ns`.
-    """
-
-    bound_ns: int
+    bound_ns: int  # lower bound of all plans' costs
+    # int64[variable]: a plan in which the variable is not 0 costs at least `bound_ns + slack_ns`
     slack_ns: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """The rows of a program as arrays.
+    """The rows of a program as arrays."""
 
-    Attributes:
-        rows: int64[entry]: the row of each coefficient that is not 0.
-        columns: int64[entry]: its variable.
-        factors: int64[entry]: the coefficient.
-        least: int64[row]: the right-hand side.
-        is_equal: bool[row]: whether the row is an equation.
-        in_column: the largest sum over a column of the coefficients' absolute values.
-    """
-
-    rows: npt.NDArray[np.int64]
-    columns: npt.NDArray[np.int64]
-    factors: npt.NDArray[np.int64]
-    least: npt.NDArray[np.int64]
-    is_equal: npt.NDArray[np.bool_]
-    in_column: int
+    rows: npt.NDArray[np.int64]  # int64[entry]: the row of each coefficient that is not 0
+    columns: npt.NDArray[np.int64]  # int64[entry]: its variable
+    factors: npt.NDArray[np.int64]  # int64[entry]: the coefficient
+    least: npt.NDArray[np.int64]  # int64[row]: the right-hand side
+    is_equal: npt.NDArray[np.bool_]  # bool[row]: whether the row is an equation
+    in_column: int  # the largest sum over a column of the coefficients' absolute values
 
     @staticmethod
     def of(program: Formulation) -> Matrix:

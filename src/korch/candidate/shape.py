@@ -21,19 +21,16 @@ LINEAR = tuple(op.name for op in OPS.values() if op.category is Category.LINEAR)
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """A kind of convex set of primitives, given by the primitives that it may contain.
+    """A kind of convex set of primitives, given by the primitives that it may contain."""
 
-    Attributes:
-        anchors: names of linear operations; a set has exactly one primitive of these. Sets without
-            a linear primitive are found too, since the others are grown from them.
-        before: categories of the primitives that the anchor depends on.
-        beside: categories of all other primitives.
-        widens: whether casts from 16-bit floats and from constants of bytes may also stand before the anchor.
-    """
-
+    # names of linear operations; a set has exactly one primitive of these. Sets without a linear primitive are found
+    # too, since the others are grown from them.
     anchors: tuple[str, ...] = ()
+    # categories of the primitives that the anchor depends on
     before: frozenset[Category] = frozenset({Category.LAYOUT})
+    # categories of all other primitives
     beside: frozenset[Category] = frozenset({Category.ELEMENTWISE, Category.BROADCAST, Category.LAYOUT})
+    # whether casts from 16-bit floats and from constants of bytes may also stand before the anchor
     widens: bool = False
 
     def __post_init__(self) -> None:

@@ -33,21 +33,13 @@ WORKER = "korch.cuda.compile_worker"
 
 @dataclass(frozen=True, slots=True)
 class Cubin:
-    """A compiled launch.
+    """A compiled launch."""
 
-    Attributes:
-        symbol: the function's name.
-        image: the bytes of the cubin file.
-        shared_bytes: the shared memory of a program.
-        registers: the registers of a thread.
-        spill_bytes: the stack memory of a thread, for spilled registers.
-    """
-
-    symbol: str
-    image: bytes
-    shared_bytes: int
-    registers: int
-    spill_bytes: int
+    symbol: str  # the function's name
+    image: bytes  # the bytes of the cubin file
+    shared_bytes: int  # the shared memory of a program
+    registers: int  # the registers of a thread
+    spill_bytes: int  # the stack memory of a thread, for spilled registers
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,17 +44,11 @@ Parts = Mapping[tuple[object, ...], float]
 
 @dataclass(frozen=True, eq=False)
 class MapPlace:
-    """A way to compute the map.
+    """A way to compute the map."""
 
-    Attributes:
-        costs: the work that has to be done.
-        saved: the work that is no longer needed.
-        write: writes the primitives and returns the mapped value.
-    """
-
-    costs: Parts
-    saved: Parts
-    write: Callable[[Writer], int]
+    costs: Parts  # the work that has to be done
+    saved: Parts  # the work that is no longer needed
+    write: Callable[[Writer], int]  # writes the primitives and returns the mapped value
 
     @property
     def gain(self) -> float:
@@ -64,17 +58,11 @@ class MapPlace:
 
 @dataclass(frozen=True, eq=False)
 class ChannelMap:
-    """y[o] = sum over c of weights[o, c] * x[c], along one axis of a value.
+    """y[o] = sum over c of weights[o, c] * x[c], along one axis of a value."""
 
-    Attributes:
-        axis: the axis of the channels.
-        weights: float64[o, c].
-        part: the range of the root's input channels that c covers: first and last + 1.
-    """
-
-    axis: int
-    weights: Array
-    part: tuple[int, int]
+    axis: int  # the axis of the channels
+    weights: Array  # float64[o, c]
+    part: tuple[int, int]  # the range of the root's input channels that c covers: first and last + 1
 
     @property
     def channels(self) -> int:

@@ -37,17 +37,11 @@ They differ because a cast turns NaN into 0, which is the least integer of unsig
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizationGrid:
-    """The real numbers that integers represent: (q - zero)*scale.
+    """The real numbers that integers represent: (q - zero)*scale."""
 
-    Attributes:
-        scale: positive and finite, the same everywhere or along one axis.
-        zero: whole numbers.
-        dtype: the type of the integers.
-    """
-
-    scale: AxisConstant
-    zero: AxisConstant
-    dtype: DType
+    scale: AxisConstant  # positive and finite, the same everywhere or along one axis
+    zero: AxisConstant  # whole numbers
+    dtype: DType  # the type of the integers
 
     @property
     def is_uniform(self) -> bool:

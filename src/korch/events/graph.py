@@ -65,17 +65,11 @@ class Edge:
 
 @dataclass(frozen=True)
 class EventTensor:
-    """An array of events.
+    """An array of events."""
 
-    Attributes:
-        counts: how many notifications each event waits for.
-        producers: the tasks that notify, by stage.
-        consumers: the tasks that wait, by stage.
-    """
-
-    counts: tuple[int, ...]
-    producers: tuple[Edge, ...]
-    consumers: tuple[Edge, ...]
+    counts: tuple[int, ...]  # how many notifications each event waits for
+    producers: tuple[Edge, ...]  # the tasks that notify, by stage
+    consumers: tuple[Edge, ...]  # the tasks that wait, by stage
 
 
 def share(tasks: int, thread: int, threads: int) -> int:
@@ -131,15 +125,10 @@ class TaskGraph:
 
 @dataclass(frozen=True)
 class Touched:
-    """What a task reads and writes: sets of bytes of each memory.
+    """What a task reads and writes: sets of bytes of each memory."""
 
-    Attributes:
-        reads: the bytes that it reads, by memory.
-        writes: the bytes that it writes, by memory.
-    """
-
-    reads: dict[str, Spans] = field(default_factory=dict)
-    writes: dict[str, Spans] = field(default_factory=dict)
+    reads: dict[str, Spans] = field(default_factory=dict)  # the bytes that it reads, by memory
+    writes: dict[str, Spans] = field(default_factory=dict)  # the bytes that it writes, by memory
 
     def conflict(self, other: Touched) -> tuple[str, int] | None:
         """Return a byte that one of two tasks writes and the other touches, or None."""

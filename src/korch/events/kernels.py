@@ -27,20 +27,14 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True)
 class Use:
-    """A kernel of a plan.
+    """A kernel of a plan."""
 
-    Attributes:
-        step: its number in the plan.
-        kernel: the code.
-        places: the locations of its buffers; None for constants and inputs of the model, which nothing writes.
-        cost_ns: its measured or estimated time on all threads.
-        alone_ns: its time on one thread, which is distributed over grid points; if None, `cost_ns` is distributed.
-    """
-
-    step: int
-    kernel: Kernel
+    step: int  # its number in the plan
+    kernel: Kernel  # the code
+    # the locations of its buffers; None for constants and inputs of the model, which nothing writes
     places: tuple[Place | None, ...]
-    cost_ns: float
+    cost_ns: float  # its measured or estimated time on all threads
+    # its time on one thread, which is distributed over grid points; if None, `cost_ns` is distributed
     alone_ns: float | None = None
 
 
@@ -56,19 +50,12 @@ class TaskPart:
 
 @dataclass(frozen=True)
 class TaskStage:
-    """The tasks of a stage of a kernel.
+    """The tasks of a stage of a kernel."""
 
-    Attributes:
-        use: the kernel.
-        parts: the tasks.
-        footprints: what each of them touches.
-        times_ns: how long each of them takes.
-    """
-
-    use: Use
-    parts: tuple[TaskPart, ...]
-    footprints: tuple[Touched, ...]
-    times_ns: tuple[float, ...]
+    use: Use  # the kernel
+    parts: tuple[TaskPart, ...]  # the tasks
+    footprints: tuple[Touched, ...]  # what each of them touches
+    times_ns: tuple[float, ...]  # how long each of them takes
 
 
 def has_tasks(kernel: Kernel) -> bool:

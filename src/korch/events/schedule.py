@@ -22,21 +22,13 @@ from korch.target import Target
 
 @dataclass(frozen=True)
 class TaskSegment:
-    """Kernels that run as tasks.
+    """Kernels that run as tasks."""
 
-    Attributes:
-        stages: the stages of the kernels, in order.
-        graph: their tasks and events.
-        queues: the tasks of each thread.
-        joined: the simulated time with a join after each stage.
-        simulated: the simulated time of the queues.
-    """
-
-    stages: tuple[TaskStage, ...]
-    graph: TaskGraph
-    queues: Queues
-    joined: Simulated
-    simulated: Simulated
+    stages: tuple[TaskStage, ...]  # the stages of the kernels, in order
+    graph: TaskGraph  # their tasks and events
+    queues: Queues  # the tasks of each thread
+    joined: Simulated  # the simulated time with a join after each stage
+    simulated: Simulated  # the simulated time of the queues
 
     @property
     def steps(self) -> tuple[int, int]:

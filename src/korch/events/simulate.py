@@ -11,16 +11,11 @@ from korch.events.queues import Queues
 
 @dataclass(frozen=True)
 class CoreCosts:
-    """The costs of communication between threads, measured on two cores of an Intel Xeon.
+    """The costs of communication between threads, measured on two cores of an Intel Xeon."""
 
-    Attributes:
-        join_ns: a join of all threads, without the wait for the last one.
-        wait_ns: the time until a thread sees that a task of another thread has ended.
-        fetch_ns_per_byte: the extra time for a byte from another core's cache, compared with the thread's own cache.
-    """
-
-    join_ns: float = 800.0
-    wait_ns: float = 100.0
+    join_ns: float = 800.0  # a join of all threads, without the wait for the last one
+    wait_ns: float = 100.0  # the time until a thread sees that a task of another thread has ended
+    # the extra time for a byte from another core's cache, compared with the thread's own cache
     fetch_ns_per_byte: float = 0.06
 
 
@@ -29,17 +24,12 @@ DEFAULT_COSTS = CoreCosts()
 
 @dataclass(frozen=True)
 class Simulated:
-    """A simulated run.
+    """A simulated run."""
 
-    Attributes:
-        total_ns: its time.
-        waiting_ns: how long each thread waits.
-        waits_ns: the waiting time, summed over threads, by the stage that waits and the stage that it waits for. At a
-            join, a stage waits for itself.
-    """
-
-    total_ns: float
-    waiting_ns: tuple[float, ...]
+    total_ns: float  # its time
+    waiting_ns: tuple[float, ...]  # how long each thread waits
+    # the waiting time, summed over threads, by the stage that waits and the stage that it waits for. At a join, a stage
+    # waits for itself.
     waits_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
     @property

@@ -19,15 +19,10 @@ PAIRS_AT_ONCE = 1 << 22
 
 @dataclass(frozen=True, eq=False)
 class Spans:
-    """A set of bytes.
+    """A set of bytes."""
 
-    Attributes:
-        begins: int64[n], where each run begins, ascending.
-        ends: int64[n], where it ends; no two runs touch.
-    """
-
-    begins: Array
-    ends: Array
+    begins: Array  # int64[n], where each run begins, ascending
+    ends: Array  # int64[n], where it ends; no two runs touch
 
     def __bool__(self) -> bool:
         return bool(self.begins.size)

@@ -38,21 +38,13 @@ MOST_PARTS = 32
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """The form of a transform of complex numbers.
+    """The form of a transform of complex numbers."""
 
-    Attributes:
-        length: the number of terms.
-        kept: how many of the results are computed, from the first on.
-        components: 1 if the input is real, else 2.
-        parts: 1 if only the real part of the result is computed, else 2.
-        sign: the sign of the exponent.
-    """
-
-    length: int
-    kept: int
-    components: int
-    parts: int
-    sign: int
+    length: int  # the number of terms
+    kept: int  # how many of the results are computed, from the first on
+    components: int  # 1 if the input is real, else 2
+    parts: int  # 1 if only the real part of the result is computed, else 2
+    sign: int  # the sign of the exponent
 
     def rest(self, radix: int) -> _Form:
         """Return the form of the transforms that follow the products by tables of radix x radix."""

@@ -29,30 +29,19 @@ MOST_KNOWN = 4096
 
 @dataclass(frozen=True, slots=True)
 class KeptWhole:
-    """An operator that became opaque.
+    """An operator that became opaque."""
 
-    Attributes:
-        operator: the operator's label, as in the primitives' origins.
-        op_type: the operator's type.
-        reason: why it was not split.
-    """
-
-    operator: str
-    op_type: str
-    reason: str
+    operator: str  # the operator's label, as in the primitives' origins
+    op_type: str  # the operator's type
+    reason: str  # why it was not split
 
 
 @dataclass(frozen=True, slots=True)
 class FissionReport:
-    """The result of fission in numbers.
+    """The result of fission in numbers."""
 
-    Attributes:
-        split: how many operators were split.
-        kept: the operators that were kept whole, in the model's order.
-    """
-
-    split: int
-    kept: tuple[KeptWhole, ...]
+    split: int  # how many operators were split
+    kept: tuple[KeptWhole, ...]  # the operators that were kept whole, in the model's order
 
     @property
     def reasons(self) -> dict[tuple[str, str], int]:

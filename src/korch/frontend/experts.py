@@ -33,27 +33,17 @@ MOVES = ("Cast", "Identity")
 
 @dataclass(frozen=True)
 class _Expert:
-    """One expert's nodes.
+    """One expert's nodes."""
 
-    Attributes:
-        start: the `NonZero`.
-        nodes: the nodes that depend on it, without `end`.
-        end: the scatter that writes this expert's rows.
-        base: the value to which the rows are added.
-        result: the node that computes the sum: the scatter, or the addition of the scattered rows and `base`.
-        numbers: the value with the numbers of the chosen experts.
-        order: the axes of `numbers`, in the order in which the mask has them.
-        number: the number of this expert in `numbers`.
-    """
-
-    start: onnx.NodeProto
-    nodes: tuple[onnx.NodeProto, ...]
-    end: onnx.NodeProto
-    base: str
+    start: onnx.NodeProto  # the `NonZero`
+    nodes: tuple[onnx.NodeProto, ...]  # the nodes that depend on it, without `end`
+    end: onnx.NodeProto  # the scatter that writes this expert's rows
+    base: str  # the value to which the rows are added
+    # the node that computes the sum: the scatter, or the addition of the scattered rows and `base`
     result: onnx.NodeProto
-    numbers: str
-    order: tuple[int, ...]
-    number: int
+    numbers: str  # the value with the numbers of the chosen experts
+    order: tuple[int, ...]  # the axes of `numbers`, in the order in which the mask has them
+    number: int  # the number of this expert in `numbers`
 
 
 @dataclass

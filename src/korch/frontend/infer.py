@@ -148,21 +148,13 @@ def array_type_proto(array: Array) -> onnx.TypeProto:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known when a node is inferred.
+    """What is known when a node is inferred."""
 
-    Attributes:
-        opsets: the version of each domain.
-        types: the types of values.
-        constants: the values whose elements are known.
-        model: the model's name.
-        others: types of values that are not static tensors.
-    """
-
-    opsets: Mapping[str, int]
-    types: Mapping[str, ValueType]
-    constants: Mapping[str, Array]
-    model: str
-    others: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
+    opsets: Mapping[str, int]  # the version of each domain
+    types: Mapping[str, ValueType]  # the types of values
+    constants: Mapping[str, Array]  # the values whose elements are known
+    model: str  # the model's name
+    others: Mapping[str, onnx.TypeProto] = field(default_factory=dict)  # types of values that are not static tensors
 
 
 def infer_types(node: onnx.NodeProto, schema: onnx.defs.OpSchema, known: Known) -> dict[str, onnx.TypeProto]:

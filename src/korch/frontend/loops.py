@@ -50,25 +50,15 @@ def read_loop(walk: Propagation, node: onnx.NodeProto) -> tuple[tuple[str, ...],
 
 @dataclass(eq=False)
 class _Body:
-    """The parts of a loop's body.
+    """The parts of a loop's body."""
 
-    Attributes:
-        where: the node, for messages.
-        inputs: the names of its inputs.
-        outputs: the names of its outputs.
-        nodes: its nodes.
-        constants: the values known in it, its own and outer ones.
-        captured: the outer values that it reads and that are not known.
-        types: the types of its inputs that each iteration is given.
-    """
-
-    where: str
-    inputs: list[str]
-    outputs: list[str]
-    nodes: list[onnx.NodeProto]
-    constants: dict[str, Array]
-    captured: list[str]
-    types: dict[str, ValueType] = field(default_factory=dict)
+    where: str  # the node, for messages
+    inputs: list[str]  # the names of its inputs
+    outputs: list[str]  # the names of its outputs
+    nodes: list[onnx.NodeProto]  # its nodes
+    constants: dict[str, Array]  # the values known in it, its own and outer ones
+    captured: list[str]  # the outer values that it reads and that are not known
+    types: dict[str, ValueType] = field(default_factory=dict)  # the types of its inputs that each iteration is given
 
     @staticmethod
     def of(walk: Propagation, node: onnx.NodeProto) -> _Body:

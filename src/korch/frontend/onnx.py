@@ -41,17 +41,12 @@ LARGEST_PROTOBUF = (1 << 31) - 1
 
 @dataclass(frozen=True, eq=False)
 class HeldModel:
-    """A parsed model whose large tensors are kept in memory beside it, so that they are not written or copied.
+    """A parsed model whose large tensors are kept in memory beside it, so that they are not written or copied."""
 
-    Attributes:
-        proto: the model; it has only the name, type and shape of an initializer in `arrays`.
-        arrays: elements of initializers by name; they may be views of memory with another owner.
-        name: the model's name, for messages.
-    """
-
-    proto: onnx.ModelProto
+    proto: onnx.ModelProto  # the model; it has only the name, type and shape of an initializer in `arrays`
+    # elements of initializers by name; they may be views of memory with another owner
     arrays: Mapping[str, Array] = field(default_factory=dict)
-    name: str = "model"
+    name: str = "model"  # the model's name, for messages
 
     def stored(self) -> onnx.ModelProto:
         """Return the model with copies of its tensors in it, for readers that take only a ModelProto."""
@@ -135,23 +130,17 @@ def load_segments(
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model that was read, with its names checked and its nodes in order.
-
-    Attributes:
-        declared: its inputs; those with a default are among them.
-        constants: elements by name.
-        defaults: elements of the inputs that need not be given, by name.
-    """
+    """A model that was read, with its names checked and its nodes in order."""
 
     name: str
     ir_version: int
     opsets: Mapping[str, int]
-    declared: list[onnx.ValueInfoProto]
+    declared: list[onnx.ValueInfoProto]  # its inputs; those with a default are among them
     declared_outputs: list[onnx.ValueInfoProto]
     outputs: list[str]
     nodes: list[onnx.NodeProto]
-    constants: dict[str, Array]
-    defaults: dict[str, Array]
+    constants: dict[str, Array]  # elements by name
+    defaults: dict[str, Array]  # elements of the inputs that need not be given, by name
 
     def without_defaults(self) -> LoadedModel:
         """Return the model with constants in place of the inputs that have a default."""

@@ -22,28 +22,17 @@ LISTED_ELEMENTS = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operator:
-    """One node of the model.
+    """One node of the model."""
 
-    Attributes:
-        name: its name in the model, or its first output's if it has none.
-        op_type: the operator's name.
-        domain: its domain; "" for ONNX's own.
-        version: the version of the domain (the opset) that gives it its meaning.
-        inputs: names of values; "" where an optional one is left out.
-        outputs: names of values; "" where one is left out or nothing reads it.
-        attributes: the attributes that the node sets.
-        node: the node as ONNX wrote it, for operators that are kept whole.
-        iteration: one iteration of a loop with a known number of iterations, whose inputs `inputs` then names.
-    """
-
-    name: str
-    op_type: str
-    domain: str
-    version: int
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    attributes: NodeAttributes
-    node: onnx.NodeProto = field(repr=False)
+    name: str  # its name in the model, or its first output's if it has none
+    op_type: str  # the operator's name
+    domain: str  # its domain; "" for ONNX's own
+    version: int  # the version of the domain (the opset) that gives it its meaning
+    inputs: tuple[str, ...]  # names of values; "" where an optional one is left out
+    outputs: tuple[str, ...]  # names of values; "" where one is left out or nothing reads it
+    attributes: NodeAttributes  # the attributes that the node sets
+    node: onnx.NodeProto = field(repr=False)  # the node as ONNX wrote it, for operators that are kept whole
+    # one iteration of a loop with a known number of iterations, whose inputs `inputs` then names
     iteration: Iteration | None = field(default=None, repr=False)
 
     @classmethod
@@ -61,24 +50,15 @@ class Operator:
 
 @dataclass(frozen=True, eq=False)
 class OperatorGraph:
-    """An immutable operator graph.
+    """An immutable operator graph."""
 
-    Attributes:
-        name: where the model came from, for messages.
-        operators: in an order in which they can run.
-        inputs: names of the model's inputs.
-        outputs: names of the model's outputs.
-        types: the type of each value that an operator, input or output of the graph uses.
-        constants: the values known at build time; large ones may be mapped from a file.
-        defaults: elements of the inputs that need not be given at run time, by name.
-    """
-
-    name: str
-    operators: tuple[Operator, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    types: Mapping[str, ValueType]
-    constants: Mapping[str, Array]
+    name: str  # where the model came from, for messages
+    operators: tuple[Operator, ...]  # in an order in which they can run
+    inputs: tuple[str, ...]  # names of the model's inputs
+    outputs: tuple[str, ...]  # names of the model's outputs
+    types: Mapping[str, ValueType]  # the type of each value that an operator, input or output of the graph uses
+    constants: Mapping[str, Array]  # the values known at build time; large ones may be mapped from a file
+    # elements of the inputs that need not be given at run time, by name
     defaults: Mapping[str, Array] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -87,35 +67,24 @@ class OperatorGraph:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A tensor of which each iteration of a loop reads or writes one slice.
+    """A tensor of which each iteration of a loop reads or writes one slice."""
 
-    Attributes:
-        axis: the axis along which the slices follow each other.
-        is_backward: whether the first iteration has the last slice.
-    """
-
-    axis: int
-    is_backward: bool
+    axis: int  # the axis along which the slices follow each other
+    is_backward: bool  # whether the first iteration has the last slice
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Iteration:
-    """A loop with a known number of iterations.
+    """A loop with a known number of iterations."""
 
-    Attributes:
-        graph: one iteration: from the states, the slices and the other values that the loop reads, to the next
-            states and the slices of its results.
-        trips: the number of iterations.
-        states: the number of states.
-        reads: per input with slices, where they are; an input may have more slices than there are iterations.
-        writes: per result with slices, where they are.
-    """
-
+    # one iteration: from the states, the slices and the other values that the loop reads, to the next states and the
+    # slices of its results
     graph: OperatorGraph
-    trips: int
-    states: int
+    trips: int  # the number of iterations
+    states: int  # the number of states
+    # per input with slices, where they are; an input may have more slices than there are iterations
     reads: tuple[Stream, ...]
-    writes: tuple[Stream, ...]
+    writes: tuple[Stream, ...]  # per result with slices, where they are
 
 
 def format_operators(graph: OperatorGraph) -> str:

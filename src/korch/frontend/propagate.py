@@ -28,15 +28,10 @@ logger = logging.getLogger("korch.frontend")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostNode:
-    """A node that can't be in a graph of static tensors, so the host runs it.
+    """A node that can't be in a graph of static tensors, so the host runs it."""
 
-    Attributes:
-        node: the node as ONNX writes it.
-        reason: why it can't.
-    """
-
-    node: onnx.NodeProto
-    reason: str
+    node: onnx.NodeProto  # the node as ONNX writes it
+    reason: str  # why it can't
 
     @property
     def name(self) -> str:
@@ -46,14 +41,10 @@ class HostNode:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What the host runs, outside of the static graph.
+    """What the host runs, outside of the static graph."""
 
-    Attributes:
-        forced: names of nodes that the host must run, with the reasons.
-        untyped: inputs that are not tensors of numbers, with their TypeProtos.
-    """
-
-    forced: Mapping[str, str] = field(default_factory=dict)
+    forced: Mapping[str, str] = field(default_factory=dict)  # names of nodes that the host must run, with the reasons
+    # inputs that are not tensors of numbers, with their TypeProtos
     untyped: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
 
 

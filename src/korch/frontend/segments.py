@@ -20,15 +20,10 @@ from korch.primitive.op import Array
 
 @dataclass(frozen=True, eq=False)
 class HostSegment:
-    """Nodes that ONNX Runtime or ONNX's reference evaluator runs.
+    """Nodes that ONNX Runtime or ONNX's reference evaluator runs."""
 
-    Attributes:
-        model: the nodes and the constants that they read; an input's type may be missing.
-        nodes: each node's name and operator, and why the host runs it.
-    """
-
-    model: onnx.ModelProto
-    nodes: tuple[tuple[str, str], ...]
+    model: onnx.ModelProto  # the nodes and the constants that they read; an input's type may be missing
+    nodes: tuple[tuple[str, str], ...]  # each node's name and operator, and why the host runs it
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -46,22 +41,15 @@ Segment = OperatorGraph | HostSegment
 
 @dataclass(frozen=True, eq=False)
 class SegmentedModel:
-    """A model as segments.
+    """A model as segments."""
 
-    Attributes:
-        name: where the model came from, for messages.
-        inputs: name and type, as ONNX writes it, of each input.
-        outputs: name and type of each output; the type is None if it is unknown.
-        segments: in an order in which they can run.
-        constants: outputs that are known at build time.
-        defaults: elements of the inputs that need not be given at run time, by name.
-    """
-
-    name: str
-    inputs: tuple[tuple[str, onnx.TypeProto | None], ...]
+    name: str  # where the model came from, for messages
+    inputs: tuple[tuple[str, onnx.TypeProto | None], ...]  # name and type, as ONNX writes it, of each input
+    # name and type of each output; the type is None if it is unknown
     outputs: tuple[tuple[str, onnx.TypeProto | None], ...]
-    segments: tuple[Segment, ...]
-    constants: Mapping[str, Array]
+    segments: tuple[Segment, ...]  # in an order in which they can run
+    constants: Mapping[str, Array]  # outputs that are known at build time
+    # elements of the inputs that need not be given at run time, by name
     defaults: Mapping[str, Array] = field(default_factory=dict)
 
 

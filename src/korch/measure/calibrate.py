@@ -41,61 +41,37 @@ REGION_LIMIT_NS = 200_000_000
 
 @dataclass(frozen=True, slots=True)
 class MemoryLevel:
-    """A level of memory.
+    """A level of memory."""
 
-    Attributes:
-        limit_bytes: the bytes that fit into it, for all threads together; 0 for no limit.
-        read_bytes_per_s: the read rate.
-        write_bytes_per_s: the write rate.
-    """
-
-    limit_bytes: int
-    read_bytes_per_s: float
-    write_bytes_per_s: float
+    limit_bytes: int  # the bytes that fit into it, for all threads together; 0 for no limit
+    read_bytes_per_s: float  # the read rate
+    write_bytes_per_s: float  # the write rate
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The rates of a machine, for the report; 0 where a rate is not known.
+    """The rates of a machine, for the report; 0 where a rate is not known."""
 
-    Attributes:
-        levels: the levels of memory, from the nearest to the farthest.
-        rate_flop_per_s: float32 operations.
-        split_flop_per_s: float32 operations by matrix units, with split operands.
-        copy_bytes_per_s: bytes read and written, on a device whose levels are not measured.
-        launch_ns: the time to call a kernel that does nothing.
-        region_ns: the time of an empty parallel region.
-        kept_bytes: the size of data that remain in the caches between runs.
-        margin: the factor by which the rates exceed the measured ones.
-    """
-
-    levels: tuple[MemoryLevel, ...] = ()
-    rate_flop_per_s: float = 0.0
-    split_flop_per_s: float = 0.0
-    copy_bytes_per_s: float = 0.0
-    launch_ns: float = 0.0
-    region_ns: float = 0.0
-    kept_bytes: int = 0
-    margin: float = 1.0
+    levels: tuple[MemoryLevel, ...] = ()  # the levels of memory, from the nearest to the farthest
+    rate_flop_per_s: float = 0.0  # float32 operations
+    split_flop_per_s: float = 0.0  # float32 operations by matrix units, with split operands
+    copy_bytes_per_s: float = 0.0  # bytes read and written, on a device whose levels are not measured
+    launch_ns: float = 0.0  # the time to call a kernel that does nothing
+    region_ns: float = 0.0  # the time of an empty parallel region
+    kept_bytes: int = 0  # the size of data that remain in the caches between runs
+    margin: float = 1.0  # the factor by which the rates exceed the measured ones
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The least work of a kernel.
+    """The least work of a kernel."""
 
-    Attributes:
-        read_bytes: all bytes that it reads.
-        write_bytes: all bytes that it writes.
-        flop: floating-point operations.
-        cold_bytes: the part of the bytes read that comes from the farthest level.
-        pairs: the number of products of parts by which matrix units multiply two numbers, a half for bytes; 0 if
-            vector units multiply.
-    """
-
-    read_bytes: int
-    write_bytes: int
-    flop: int
-    cold_bytes: int = 0
+    read_bytes: int  # all bytes that it reads
+    write_bytes: int  # all bytes that it writes
+    flop: int  # floating-point operations
+    cold_bytes: int = 0  # the part of the bytes read that comes from the farthest level
+    # the number of products of parts by which matrix units multiply two numbers, a half for bytes; 0 if vector units
+    # multiply
     pairs: float = 0
 
     @property
@@ -106,23 +82,16 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The best rates of the machine.
+    """The best rates of the machine."""
 
-    Attributes:
-        levels: the levels of memory, from the nearest to the farthest; the last one has no limit.
-        rate_flop_per_s: float32 multiply-adds, two operations each, on all threads.
-        split_flop_per_s: the same for numbers split into three bfloat16 parts; 0 without units that multiply these.
-        launch_ns: the time to call a kernel that does nothing.
-        region_ns: the time of an empty parallel region.
-        kept_bytes: the size of data that remain in the caches when they are read repeatedly. It is measured,
-            because a virtual machine may have only a part of the cache whose size the system reports.
-    """
-
-    levels: tuple[MemoryLevel, ...]
-    rate_flop_per_s: float
-    launch_ns: float
-    region_ns: float
+    levels: tuple[MemoryLevel, ...]  # the levels of memory, from the nearest to the farthest; the last one has no limit
+    rate_flop_per_s: float  # float32 multiply-adds, two operations each, on all threads
+    launch_ns: float  # the time to call a kernel that does nothing
+    region_ns: float  # the time of an empty parallel region
+    # the same for numbers split into three bfloat16 parts; 0 without units that multiply these
     split_flop_per_s: float = 0.0
+    # the size of data that remain in the caches when they are read repeatedly. It is measured, because a virtual
+    # machine may have only a part of the cache whose size the system reports.
     kept_bytes: int = 0
 
     def bound_ns(self, work: Work) -> int:

@@ -49,17 +49,11 @@ KERNELS = "kernels"
 
 @dataclass(frozen=True, slots=True)
 class CompileFailure:
-    """A source that was not compiled.
+    """A source that was not compiled."""
 
-    Attributes:
-        message: the first errors that the compiler printed.
-        was_killed: the compiler was killed or did not start, so the source may be correct.
-        output: all that the compiler printed.
-    """
-
-    message: str
-    was_killed: bool = False
-    output: str = ""
+    message: str  # the first errors that the compiler printed
+    was_killed: bool = False  # the compiler was killed or did not start, so the source may be correct
+    output: str = ""  # all that the compiler printed
 
 
 class Builder:

@@ -65,23 +65,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Setup:
-    """The process that times kernels.
+    """The process that times kernels."""
 
-    Attributes:
-        objects: the files with the kernels' objects.
-        threads: the threads of a kernel.
-        own_cache_bytes: the size of a core's private caches; other data fill them before each run.
-        l3_bytes: the size of the cache that the cores share.
-        hang_seconds: how long a kernel may run before it counts as hung.
-        environment: further environment variables.
-    """
-
-    objects: Sequence[Path]
-    threads: int = 1
-    own_cache_bytes: int = 1 << 20
-    l3_bytes: int = 32 << 20
-    hang_seconds: float = HANG_SECONDS
-    environment: Mapping[str, str] = field(default_factory=dict)
+    objects: Sequence[Path]  # the files with the kernels' objects
+    threads: int = 1  # the threads of a kernel
+    own_cache_bytes: int = 1 << 20  # the size of a core's private caches; other data fill them before each run
+    l3_bytes: int = 32 << 20  # the size of the cache that the cores share
+    hang_seconds: float = HANG_SECONDS  # how long a kernel may run before it counts as hung
+    environment: Mapping[str, str] = field(default_factory=dict)  # further environment variables
 
 
 def time_kernels(

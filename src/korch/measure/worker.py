@@ -209,21 +209,13 @@ def _serve() -> None:
 
 @dataclass(frozen=True)
 class TimingLimits:
-    """How long kernels are timed.
+    """How long kernels are timed."""
 
-    Attributes:
-        rounds: the number of rounds of a kernel that is not disturbed.
-        least_rounds: the least number of rounds, even if they take long.
-        kernel_ns: the time of one kernel after which it gets no more than `least_rounds`.
-        end_s: when to end; each kernel gets one round in any case.
-        clock: returns the time in seconds.
-    """
-
-    rounds: int
-    least_rounds: int
-    kernel_ns: int
-    end_s: float
-    clock: Callable[[], float] = time.monotonic
+    rounds: int  # the number of rounds of a kernel that is not disturbed
+    least_rounds: int  # the least number of rounds, even if they take long
+    kernel_ns: int  # the time of one kernel after which it gets no more than `least_rounds`
+    end_s: float  # when to end; each kernel gets one round in any case
+    clock: Callable[[], float] = time.monotonic  # returns the time in seconds
 
 
 @dataclass

@@ -55,23 +55,14 @@ logger = logging.getLogger("korch.pipeline")
 
 @dataclass(frozen=True)
 class PlanWork:
-    """What must be done for a plan of a model.
+    """What must be done for a plan of a model."""
 
-    Attributes:
-        kernels: the work to compile it, as a number of long kernels.
-        primitives: the number of primitives.
-        weights_bytes: the bytes of its constants.
-        flop: the floating-point operations of a run.
-        elements: the elements that the primitives of a run compute.
-        read_s: the predicted seconds until its primitives are known, on an idle machine.
-    """
-
-    kernels: float
-    primitives: float
-    weights_bytes: int
-    flop: int
-    elements: int
-    read_s: float = 0.0
+    kernels: float  # the work to compile it, as a number of long kernels
+    primitives: float  # the number of primitives
+    weights_bytes: int  # the bytes of its constants
+    flop: int  # the floating-point operations of a run
+    elements: int  # the elements that the primitives of a run compute
+    read_s: float = 0.0  # the predicted seconds until its primitives are known, on an idle machine
 
     @property
     def reference_s(self) -> float:
@@ -81,17 +72,11 @@ class PlanWork:
 
 @dataclass(frozen=True)
 class Least:
-    """The predicted seconds of the shortest path to an artifact.
+    """The predicted seconds of the shortest path to an artifact."""
 
-    Attributes:
-        search_s: until there is a plan.
-        compile_s: to compile its kernels.
-        end_s: to build, check and write it.
-    """
-
-    search_s: float
-    compile_s: float
-    end_s: float
+    search_s: float  # until there is a plan
+    compile_s: float  # to compile its kernels
+    end_s: float  # to build, check and write it
 
     @property
     def total_s(self) -> float:

@@ -73,29 +73,17 @@ BYTE_FLOP = 8
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """A product in less precise types.
+    """A product in less precise types."""
 
-    Attributes:
-        key: the product's key.
-        name: the name of the rule from which its primitives come, and the product's node.
-        weights: the stored weights: bytes, bfloat16 or float16.
-        factor: the factor of the sums, with the result's rank, and size 1 except for output channels.
-        scale: the quantization step of the data by channel; None if the data is not quantized.
-        zero: the zero points of the data; None for 0.
-        dtype: the type to which the data is rounded.
-        saving: an estimate of the saved floating-point operations.
-        error: the error of the model's outputs, relative to the largest element of each.
-    """
-
-    key: Key
-    name: str
-    weights: Array
-    factor: Array | None = None
-    scale: Array | None = None
-    zero: Array | None = None
-    dtype: DType = DType.F32
-    saving: float = 0.0
-    error: float = math.inf
+    key: Key  # the product's key
+    name: str  # the name of the rule from which its primitives come, and the product's node
+    weights: Array  # the stored weights: bytes, bfloat16 or float16
+    factor: Array | None = None  # the factor of the sums, with the result's rank, and size 1 except for output channels
+    scale: Array | None = None  # the quantization step of the data by channel; None if the data is not quantized
+    zero: Array | None = None  # the zero points of the data; None for 0
+    dtype: DType = DType.F32  # the type to which the data is rounded
+    saving: float = 0.0  # an estimate of the saved floating-point operations
+    error: float = math.inf  # the error of the model's outputs, relative to the largest element of each
 
     @property
     def mark(self) -> str:
@@ -154,15 +142,11 @@ def with_forms(graph: PrimitiveGraph, forms: Iterable[Form], only: bool = False)
 
 @dataclass(frozen=True)
 class Kernels:
-    """Tells for which products the target has kernels.
+    """Tells for which products the target has kernels."""
 
-    Attributes:
-        of_bytes: whether some kernel computes a group with a product of bytes.
-        of_halves: whether some kernel computes a group with a product of widened bfloat16 or float16 faster than a
-            product of float32.
-    """
-
-    of_bytes: HasKernel
+    of_bytes: HasKernel  # whether some kernel computes a group with a product of bytes
+    # whether some kernel computes a group with a product of widened bfloat16 or float16 faster than a product of
+    # float32
     of_halves: HasKernel
 
 
@@ -385,26 +369,16 @@ def _is_multiplied(graph: PrimitiveGraph, form: Form, kernels: Kernels) -> bool:
 
 @dataclass(eq=False)
 class Precision:
-    """The forms of a model, and the inputs on which plans are checked.
+    """The forms of a model, and the inputs on which plans are checked."""
 
-    Attributes:
-        budget: the largest error of the outputs.
-        forms: the forms that may be chosen.
-        samples: inputs that were not used for calibration, and `expected`, their exact outputs.
-        source: the source of the inputs.
-        limits: when the search is repeated.
-        factor: the factor of the budget in the program's row, adjusted after checks.
-        error: the error of the plan on these inputs.
-    """
-
-    budget: float
-    forms: tuple[Form, ...]
-    samples: Sequence[Feeds]
+    budget: float  # the largest error of the outputs
+    forms: tuple[Form, ...]  # the forms that may be chosen
+    samples: Sequence[Feeds]  # inputs that were not used for calibration, and `expected`, their exact outputs
     expected: Sequence[Feeds]
-    source: str
-    limits: SearchLimits = DEFAULT_LIMITS
-    factor: float = 1.0
-    error: float = 0.0
+    source: str  # the source of the inputs
+    limits: SearchLimits = DEFAULT_LIMITS  # when the search is repeated
+    factor: float = 1.0  # the factor of the budget in the program's row, adjusted after checks
+    error: float = 0.0  # the error of the plan on these inputs
     tried: list[float] = field(default_factory=list)
 
     def tasks(self, tasks: Sequence[BlockTask], partition: Partition) -> list[BlockTask]:

@@ -26,18 +26,13 @@ from korch.tile.ir.program import TileProgram
 
 @dataclass(frozen=True, slots=True)
 class SplitModel:
-    """A model's primitives.
+    """A model's primitives."""
 
-    Attributes:
-        graph: the primitives.
-        quantized: a quantized model's original primitives, with which plans are compared: `graph` may compute
-            with bytes where these compute with floats.
-        precision: the less precise forms of products, if there is a budget of errors.
-    """
-
-    graph: PrimitiveGraph
+    graph: PrimitiveGraph  # the primitives
+    # a quantized model's original primitives, with which plans are compared: `graph` may compute with bytes where these
+    # compute with floats
     quantized: PrimitiveGraph | None = None
-    precision: Precision | None = None
+    precision: Precision | None = None  # the less precise forms of products, if there is a budget of errors
 
     @property
     def weights_bytes(self) -> int:
@@ -55,32 +50,21 @@ class Rewritten:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """The candidates of a model.
+    """The candidates of a model."""
 
-    Attributes:
-        meter: builds and times kernels.
-        ledger: has the questions of the search and their answers.
-        tasks: the blocks with their candidates; none if the kernels of another size's plan are used.
-    """
-
-    meter: AnyMeter
-    ledger: Ledger
+    meter: AnyMeter  # builds and times kernels
+    ledger: Ledger  # has the questions of the search and their answers
+    # the blocks with their candidates; none if the kernels of another size's plan are used
     tasks: Sequence[BlockTask] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SizedPlan:
-    """A plan for a range.
+    """A plan for a range."""
 
-    Attributes:
-        timed: the sizes for which its kernels are timed.
-        steps: its kernels.
-        measured: their sums at these and other sizes.
-    """
-
-    timed: Sizes
-    steps: tuple[Candidate, ...]
-    measured: tuple[AtSizes, ...] = ()
+    timed: Sizes  # the sizes for which its kernels are timed
+    steps: tuple[Candidate, ...]  # its kernels
+    measured: tuple[AtSizes, ...] = ()  # their sums at these and other sizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,53 +49,34 @@ LATE_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Template:
-    """The plan of a model for one size, whose kernels are also used for other sizes.
+    """The plan of a model for one size, whose kernels are also used for other sizes."""
 
-    Attributes:
-        graph: the model at that size, with its alternatives.
-        steps: the kernels in an order in which they can run.
-    """
-
-    graph: PrimitiveGraph
-    steps: tuple[Candidate, ...]
+    graph: PrimitiveGraph  # the model at that size, with its alternatives
+    steps: tuple[Candidate, ...]  # the kernels in an order in which they can run
 
 
 @dataclass(eq=False, repr=False)
 class Run:
-    """What the stages of one optimization share, and their results.
+    """What the stages of one optimization share, and their results."""
 
-    Attributes:
-        options: how to optimize.
-        shapes: sizes for inputs with unknown dimensions, by input name.
-        progress: called for each stage and for its steps.
-        model: a path, the bytes of an ONNX file, an onnx.ModelProto, or an operator graph.
-        given: the time at which the artifact must be on disk; None if it follows from the budget.
-        masked: the model's primitives for all sizes up to these, if the executable is for a range.
-        template: the plan of another size whose kernels are used, instead of a search.
-        keep: called with the plan that the search found, if other sizes use its kernels.
-        end_s: predicted seconds to build, check and write the plan.
-        timing_s: the budget that suffices to time the kernels of a first plan, if the given budget is too short for it.
-        resources: closed when the run ends.
-        stage_seconds: seconds of each stage that has ended.
-        disputes: the nodes on which references differed in these stages.
-        results: the results of the stages that have ended.
-    """
-
-    options: Options
-    shapes: Mapping[str, tuple[int, ...]]
-    progress: Progress
+    options: Options  # how to optimize
+    shapes: Mapping[str, tuple[int, ...]]  # sizes for inputs with unknown dimensions, by input name
+    progress: Progress  # called for each stage and for its steps
+    # a path, the bytes of an ONNX file, an onnx.ModelProto, or an operator graph
     model: ModelSource | OperatorGraph | None = None
     started_s: float = field(default_factory=time.monotonic)
-    given: Deadline | None = None
-    masked: Masked | None = None
-    template: Template | None = None
+    given: Deadline | None = None  # the time at which the artifact must be on disk; None if it follows from the budget
+    masked: Masked | None = None  # the model's primitives for all sizes up to these, if the executable is for a range
+    template: Template | None = None  # the plan of another size whose kernels are used, instead of a search
+    # called with the plan that the search found, if other sizes use its kernels
     keep: Callable[[Template], None] | None = None
-    end_s: float = 0.0
+    end_s: float = 0.0  # predicted seconds to build, check and write the plan
+    # the budget that suffices to time the kernels of a first plan, if the given budget is too short for it
     timing_s: float | None = None
-    resources: ExitStack = field(default_factory=ExitStack)
-    stage_seconds: dict[str, float] = field(default_factory=dict)
-    disputes: Disputes = field(default_factory=dict)
-    results: StageResults = field(default_factory=StageResults)
+    resources: ExitStack = field(default_factory=ExitStack)  # closed when the run ends
+    stage_seconds: dict[str, float] = field(default_factory=dict)  # seconds of each stage that has ended
+    disputes: Disputes = field(default_factory=dict)  # the nodes on which references differed in these stages
+    results: StageResults = field(default_factory=StageResults)  # the results of the stages that have ended
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

@@ -25,19 +25,13 @@ MOST_KEPT = 16
 
 @dataclass(frozen=True)
 class Source:
-    """A model with free dimensions.
+    """A model with free dimensions."""
 
-    Attributes:
-        dimensions: the free dimensions.
-        primitives: returns the model's primitives for one size of each dimension.
-        bound: returns the model and the binding for such sizes, as arguments of `optimize_model`.
-        compared: the integers that the model compares others with.
-    """
-
-    dimensions: tuple[Dimension, ...]
-    primitives: Callable[[Sizes], PrimitiveGraph]
+    dimensions: tuple[Dimension, ...]  # the free dimensions
+    primitives: Callable[[Sizes], PrimitiveGraph]  # returns the model's primitives for one size of each dimension
+    # returns the model and the binding for such sizes, as arguments of `optimize_model`
     bound: Callable[[Sizes], tuple[ModelSource | OperatorGraph, Mapping[str, tuple[int, ...]]]]
-    compared: frozenset[int] = frozenset()
+    compared: frozenset[int] = frozenset()  # the integers that the model compares others with
 
     @staticmethod
     def of(

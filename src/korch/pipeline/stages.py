@@ -73,19 +73,12 @@ HALF = {"float16": DType.F16, "bfloat16": DType.BF16}
 
 @dataclass(frozen=True, slots=True)
 class PipelineStage:
-    """One step from a model to its executable.
+    """One step from a model to its executable."""
 
-    Attributes:
-        name: the name on the command line.
-        run: returns its result, from those of earlier stages.
-        text: returns the printed form of the result.
-        check: raises an error if the result is not valid.
-    """
-
-    name: str
-    run: Callable[[Run, StageResults], StageResults]
-    text: Callable[[StageResults], str]
-    check: Callable[[StageResults], None] = lambda found: None
+    name: str  # the name on the command line
+    run: Callable[[Run, StageResults], StageResults]  # returns its result, from those of earlier stages
+    text: Callable[[StageResults], str]  # returns the printed form of the result
+    check: Callable[[StageResults], None] = lambda found: None  # raises an error if the result is not valid
 
 
 def load(run: Run) -> OperatorGraph:

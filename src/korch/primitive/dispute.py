@@ -14,19 +14,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Dispute:
-    """A node for which references gave different results, or which only one of them computes.
+    """A node for which references gave different results, or which only one of them computes."""
 
-    Attributes:
-        node: the node's operator, and its name if it is known.
-        followed: the references whose result was used; if there are several, they agree.
-        others: the references with other results; none if there is only one reference.
-        error: the largest difference between them, relative to the largest element; infinite if shapes differ, or NaN
-            and infinities are at other places.
-    """
-
-    node: str
-    followed: tuple[str, ...]
-    others: tuple[str, ...]
+    node: str  # the node's operator, and its name if it is known
+    followed: tuple[str, ...]  # the references whose result was used; if there are several, they agree
+    others: tuple[str, ...]  # the references with other results; none if there is only one reference
+    # the largest difference between them, relative to the largest element; infinite if shapes differ, or NaN and
+    # infinities are at other places
     error: float
 
     @property

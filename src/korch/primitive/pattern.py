@@ -86,19 +86,12 @@ SOFTPLUS = op("add", op("max", "x", 0.0), op("log", op("add", op("exp", op("neg"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A match of a pattern.
+    """A match of a pattern."""
 
-    Attributes:
-        values: the value of each name.
-        numbers: the number of each `Number`, by name.
-        primitives: the named primitives.
-        used: all matched primitives, each after those that it reads.
-    """
-
-    values: Mapping[str, int] = field(default_factory=dict, hash=False)
-    numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
-    primitives: Mapping[str, Primitive] = field(default_factory=dict, hash=False)
-    used: tuple[Primitive, ...] = ()
+    values: Mapping[str, int] = field(default_factory=dict, hash=False)  # the value of each name
+    numbers: Mapping[str, float] = field(default_factory=dict, hash=False)  # the number of each `Number`, by name
+    primitives: Mapping[str, Primitive] = field(default_factory=dict, hash=False)  # the named primitives
+    used: tuple[Primitive, ...] = ()  # all matched primitives, each after those that it reads
 
     @property
     def root(self) -> Primitive:

@@ -32,13 +32,9 @@ class Fault(Refusal):
 
 @dataclass
 class Faults:
-    """The errors that providers raised in one search.
+    """The errors that providers raised in one search."""
 
-    Attributes:
-        groups: the groups of each error, by its text.
-    """
-
-    groups: dict[str, list[str]] = field(default_factory=dict)
+    groups: dict[str, list[str]] = field(default_factory=dict)  # the groups of each error, by its text
 
     def offers(self, provider: Provider[T, K], group: Group, target: T) -> Sequence[Offer] | Refusal:
         """Return what a provider offers for a group; a refusal if it raises an error or its answer is invalid."""

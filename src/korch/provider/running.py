@@ -70,23 +70,14 @@ COMBINES = {"CumSum": ("add", 0), "CumProd": ("mul", 1)}
 
 @dataclass(frozen=True)
 class _Running:
-    """The operator of a group.
+    """The operator of a group."""
 
-    Attributes:
-        x: the buffer of the elements.
-        dtype: the elements' type.
-        op: the operation.
-        first: the result of no elements.
-        own: 0 if a result leaves out the element at its own place, else 1.
-        is_reverse: whether it begins at the end of the axis.
-    """
-
-    x: str
-    dtype: DType
-    op: str
-    first: int
-    own: int
-    is_reverse: bool
+    x: str  # the buffer of the elements
+    dtype: DType  # the elements' type
+    op: str  # the operation
+    first: int  # the result of no elements
+    own: int  # 0 if a result leaves out the element at its own place, else 1
+    is_reverse: bool  # whether it begins at the end of the axis
 
     def begin(self, axes: tuple[Axis, ...], at: At) -> Pass:
         """Return the pass that stores the result of no elements."""

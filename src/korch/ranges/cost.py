@@ -54,23 +54,14 @@ class TimedSizes:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """A time in nanoseconds: a quotient of polynomials of the sizes, where each size is divided by the largest one.
+    """A time in nanoseconds: a quotient of polynomials of the sizes, where each size is divided by the largest one."""
 
-    Attributes:
-        scales: the largest size of each dimension.
-        above: the numerator's terms.
-        below: the denominator's terms, besides the term 1.
-        error: the median of the relative errors of the samples, each predicted from the other samples.
-        samples: the samples to which it was fitted.
-        step: sizes are rounded up to a multiple of it.
-    """
-
-    scales: Sizes
-    above: tuple[Term, ...]
-    below: tuple[Term, ...] = ()
-    error: float = 0.0
-    samples: tuple[TimedSizes, ...] = ()
-    step: int = 1
+    scales: Sizes  # the largest size of each dimension
+    above: tuple[Term, ...]  # the numerator's terms
+    below: tuple[Term, ...] = ()  # the denominator's terms, besides the term 1
+    error: float = 0.0  # the median of the relative errors of the samples, each predicted from the other samples
+    samples: tuple[TimedSizes, ...] = ()  # the samples to which it was fitted
+    step: int = 1  # sizes are rounded up to a multiple of it
 
     def at(self, sizes: Sequence[int]) -> float:
         """Return the time for some sizes, limited to between half of the least sample and twice the largest."""

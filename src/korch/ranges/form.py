@@ -31,21 +31,13 @@ def range_text(sizes: range) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """A free dimension: an executable accepts each size of a range for it.
+    """A free dimension: an executable accepts each size of a range for it."""
 
-    Attributes:
-        name: the name of the dimension or of the input.
-        axis: the input's axis; None if `name` is the dimension's name.
-        low: the smallest size, in steps.
-        high: the largest size, in steps.
-        step: all sizes are multiples of it.
-    """
-
-    name: str
-    axis: int | None
-    low: int
-    high: int
-    step: int = 1
+    name: str  # the name of the dimension or of the input
+    axis: int | None  # the input's axis; None if `name` is the dimension's name
+    low: int  # the smallest size, in steps
+    high: int  # the largest size, in steps
+    step: int = 1  # all sizes are multiples of it
 
     def __str__(self) -> str:
         return self.name if self.axis is None else f"{self.name}[{self.axis}]"
@@ -135,16 +127,11 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """A part of an axis.
+    """A part of an axis."""
 
-    Attributes:
-        size: its size in the masked graph.
-        extent: its size in the model; None if that is `size`.
-        parts: for a concatenation along free axes, the factors of each concatenated operand.
-    """
-
-    size: int
-    extent: Extent | None = None
+    size: int  # its size in the masked graph
+    extent: Extent | None = None  # its size in the model; None if that is `size`
+    # for a concatenation along free axes, the factors of each concatenated operand
     parts: tuple[tuple[Factor, ...], ...] = ()
 
     @property
@@ -227,21 +214,15 @@ class Places:
     """Places along an axis: from `start`, `step` apart, moved into the axis where they are outside of it.
 
     If `out` is given, a step is `size / out`, rounded down at each place.
-
-    Attributes:
-        start: the first place.
-        step: the distance of two places.
-        size: the number of valid elements of the axis.
-        mode: how places are moved: "edge", "reflect" or "wrap", as the modes of a pad; or "ends", for a table made for
-            the largest size: the last `start` places are those of its end.
-        out: the number of places at the size of a run; None if steps are whole.
     """
 
-    start: Extent
-    step: int
-    size: Extent
+    start: Extent  # the first place
+    step: int  # the distance of two places
+    size: Extent  # the number of valid elements of the axis
+    # how places are moved: "edge", "reflect" or "wrap", as the modes of a pad; or "ends", for a table made for the
+    # largest size: the last `start` places are those of its end
     mode: str = "edge"
-    out: Extent | None = None
+    out: Extent | None = None  # the number of places at the size of a run; None if steps are whole
 
     def array(self, count: int, sizes: Sequence[int]) -> Array:
         """Return `count` places, for the sizes of all dimensions."""
@@ -261,17 +242,11 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The elements of a constant along an axis, for each size of one dimension.
+    """The elements of a constant along an axis, for each size of one dimension."""
 
-    Attributes:
-        dimension: the dimension.
-        low: the smallest size.
-        rows: the elements at this size and at each larger one.
-    """
-
-    dimension: int
-    low: int
-    rows: tuple[tuple[float, ...], ...]
+    dimension: int  # the dimension
+    low: int  # the smallest size
+    rows: tuple[tuple[float, ...], ...]  # the elements at this size and at each larger one
 
     def array(self, count: int, sizes: Sequence[int]) -> Array:
         """Return `count` elements for the sizes of all dimensions; the last one is repeated."""
@@ -281,38 +256,24 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """An input of a masked graph that the user does not see.
+    """An input of a masked graph that the user does not see."""
 
-    Attributes:
-        name: its name.
-        kind: "mask": 1 for the valid elements along axes, else 0. "end": 1 for the element that `offset` valid ones
-            follow, else 0. "number": coefficient · (product of the extents) ^ power. "sizes": the sizes of all
-            dimensions. "places": places along an axis of another value. "table": listed elements. "order": the places
-            of the valid elements along the axis, and then zeros.
-        factors: the factors of `axis`; for a "number", the factors whose extents are multiplied.
-        rank: the number of axes; most have size 1.
-        axis: the axis with these factors.
-        dtype: the element type.
-        offset: for an "end": how many valid elements follow.
-        coefficient: for a "number".
-        power: for a "number".
-        others: for a "mask", further axes with their factors.
-        places: for "places".
-        table: for a "table".
-    """
-
-    name: str
+    name: str  # its name
+    # "mask": 1 for the valid elements along axes, else 0. "end": 1 for the element that `offset` valid ones follow,
+    # else 0. "number": coefficient · (product of the extents) ^ power. "sizes": the sizes of all dimensions. "places":
+    # places along an axis of another value. "table": listed elements. "order": the places of the valid elements along
+    # the axis, and then zeros.
     kind: str
-    factors: tuple[Factor, ...]
-    rank: int
-    axis: int = 0
-    dtype: str = "f32"
-    offset: int = 0
-    coefficient: float = 0.0
-    power: float = 1.0
-    others: tuple[Along, ...] = ()
-    places: Places | None = None
-    table: Table | None = None
+    factors: tuple[Factor, ...]  # the factors of `axis`; for a "number", the factors whose extents are multiplied
+    rank: int  # the number of axes; most have size 1
+    axis: int = 0  # the axis with these factors
+    dtype: str = "f32"  # the element type
+    offset: int = 0  # for an "end": how many valid elements follow
+    coefficient: float = 0.0  # for a "number"
+    power: float = 1.0  # for a "number"
+    others: tuple[Along, ...] = ()  # for a "mask", further axes with their factors
+    places: Places | None = None  # for "places"
+    table: Table | None = None  # for a "table"
 
     @property
     def axes(self) -> dict[int, tuple[Factor, ...]]:

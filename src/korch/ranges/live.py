@@ -20,18 +20,12 @@ from korch.system.alignment import ceil_div, round_up
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """The number of needed elements: the maximum of some extents, which depend on the same dimension.
+    """The number of needed elements: the maximum of some extents, which depend on the same dimension."""
 
-    Attributes:
-        extents: the extents.
-        step: the maximum is rounded up to a multiple of this.
-        times: the result is multiplied by this.
-        rows: for rows that combine two axes: the count of the outer one, and the largest number along the inner one.
-    """
-
-    extents: tuple[Extent, ...] = (Extent(0),)
-    step: int = 1
-    times: int = 1
+    extents: tuple[Extent, ...] = (Extent(0),)  # the extents
+    step: int = 1  # the maximum is rounded up to a multiple of this
+    times: int = 1  # the result is multiplied by this
+    # for rows that combine two axes: the count of the outer one, and the largest number along the inner one
     rows: tuple[Count, int] | None = None
 
     @classmethod

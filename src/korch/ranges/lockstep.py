@@ -35,36 +35,22 @@ class LockOperand:
 
 @dataclass(frozen=True)
 class LockStep:
-    """A primitive with its counterparts.
+    """A primitive with its counterparts."""
 
-    Attributes:
-        op: the operation.
-        operands: the operands.
-        attributes: the attributes in each graph.
-        output: the number of its result in the largest graph.
-        origin: the model's node from which it comes.
-    """
-
-    op: str
-    operands: tuple[LockOperand, ...]
-    attributes: tuple[Attributes, ...]
-    output: int
-    origin: str
+    op: str  # the operation
+    operands: tuple[LockOperand, ...]  # the operands
+    attributes: tuple[Attributes, ...]  # the attributes in each graph
+    output: int  # the number of its result in the largest graph
+    origin: str  # the model's node from which it comes
 
 
 @dataclass(frozen=True)
 class Samples:
-    """One model at several sizes.
+    """One model at several sizes."""
 
-    Attributes:
-        dimensions: the dimensions that are free.
-        sizes: for each graph, the size of each dimension; the first sizes are the largest.
-        graphs: the model's primitives for these sizes.
-    """
-
-    dimensions: tuple[Dimension, ...]
-    sizes: tuple[Sizes, ...]
-    graphs: tuple[PrimitiveGraph, ...]
+    dimensions: tuple[Dimension, ...]  # the dimensions that are free
+    sizes: tuple[Sizes, ...]  # for each graph, the size of each dimension; the first sizes are the largest
+    graphs: tuple[PrimitiveGraph, ...]  # the model's primitives for these sizes
 
     @property
     def largest(self) -> PrimitiveGraph:
@@ -78,19 +64,12 @@ class Samples:
 
 @dataclass(frozen=True)
 class Lockstep:
-    """The common structure of all samples.
+    """The common structure of all samples."""
 
-    Attributes:
-        samples: the graphs.
-        steps: the primitives, in an order in which they can run.
-        shapes: for each value of the largest graph, per axis the size in each sample.
-        outputs: the outputs of the model, by name.
-    """
-
-    samples: Samples
-    steps: tuple[LockStep, ...]
-    shapes: dict[int, tuple[Sizes, ...]]
-    outputs: tuple[tuple[str, LockOperand], ...]
+    samples: Samples  # the graphs
+    steps: tuple[LockStep, ...]  # the primitives, in an order in which they can run
+    shapes: dict[int, tuple[Sizes, ...]]  # for each value of the largest graph, per axis the size in each sample
+    outputs: tuple[tuple[str, LockOperand], ...]  # the outputs of the model, by name
 
 
 class AmbiguousError(UnsupportedError):

@@ -31,32 +31,22 @@ DEQUANTIZES = ("cast", "sub", "mul")
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """The number in all elements beyond the valid ones along an axis, at any coordinates along other axes.
+    """The number in all elements beyond the valid ones along an axis, at any coordinates along other axes."""
 
-    Attributes:
-        number: the value of all of them.
-        is_soft: whether these elements of a line along the axis may have another value if valid elements of the line
-            are NaN, so that a sum or a matrix product over the line is NaN in the model, too.
-    """
-
-    number: float
+    number: float  # the value of all of them
+    # whether these elements of a line along the axis may have another value if valid elements of the line are NaN, so
+    # that a sum or a matrix product over the line is NaN in the model, too
     is_soft: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value of a masked graph.
+    """A value of a masked graph."""
 
-    Attributes:
-        id: its number in the graph.
-        form: how its axes depend on the dimensions.
-        fills: per axis, what is known of the elements beyond the valid ones.
-        part: the operation "reduce_max", "reduce_sum" or "isnan" that gave it, with its operand, for softmax.
-    """
-
-    id: ValueId
-    form: Form
-    fills: tuple[Fill | None, ...]
+    id: ValueId  # its number in the graph
+    form: Form  # how its axes depend on the dimensions
+    fills: tuple[Fill | None, ...]  # per axis, what is known of the elements beyond the valid ones
+    # the operation "reduce_max", "reduce_sum" or "isnan" that gave it, with its operand, for softmax
     part: tuple[str, ValueId] | None = None
 
 

@@ -41,21 +41,15 @@ from korch.ranges.site import Site, fit, tabulated
 
 @dataclass(frozen=True)
 class Masked:
-    """A model for all sizes up to some.
+    """A model for all sizes up to some."""
 
-    Attributes:
-        graph: its primitives; hidden inputs come last.
-        plan: how inputs and outputs of a size correspond to those of the graph.
-        others: sizes besides `plan.timed` for which a separate plan is searched among kernels that were timed.
-        checked: sizes at which plans are compared with the model, the first of them before they are timed.
-        model: the model's primitives at the first of the sizes `checked`.
-    """
-
-    graph: PrimitiveGraph
-    plan: RangePlan
+    graph: PrimitiveGraph  # its primitives; hidden inputs come last
+    plan: RangePlan  # how inputs and outputs of a size correspond to those of the graph
+    # sizes besides `plan.timed` for which a separate plan is searched among kernels that were timed
     others: tuple[Sizes, ...] = ()
+    # sizes at which plans are compared with the model, the first of them before they are timed
     checked: tuple[Sizes, ...] = ()
-    model: PrimitiveGraph | None = None
+    model: PrimitiveGraph | None = None  # the model's primitives at the first of the sizes `checked`
 
     @property
     def share(self) -> float:

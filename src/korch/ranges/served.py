@@ -12,17 +12,11 @@ from korch.ranges.needed import Ends, Need
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """How a kernel serves the sizes of a range, and the sizes for which it is timed.
+    """How a kernel serves the sizes of a range, and the sizes for which it is timed."""
 
-    Attributes:
-        needs: the elements of each output that are needed.
-        ends: where reductions end, by the primitive's number in the group.
-        sizes: the size of each dimension.
-    """
-
-    needs: tuple[Need, ...]
-    ends: Mapping[int, Ends]
-    sizes: Sizes
+    needs: tuple[Need, ...]  # the elements of each output that are needed
+    ends: Mapping[int, Ends]  # where reductions end, by the primitive's number in the group
+    sizes: Sizes  # the size of each dimension
 
     def __str__(self) -> str:
         return f"{self.form} at {self.sizes}"

@@ -48,21 +48,13 @@ _MOVE = re.compile(r"v?movn?t?[a-z]*\d*$")
 
 @dataclass(frozen=True, slots=True)
 class CodeLoop:
-    """A loop of a function.
+    """A loop of a function."""
 
-    Attributes:
-        function: the function's name.
-        label: the label of its first line.
-        depth: the number of loops around it, with itself.
-        lines: its lines of assembly, with those of inner loops.
-        own: its instructions by class, without those of inner loops.
-    """
-
-    function: str
-    label: str
-    depth: int
-    lines: tuple[str, ...]
-    own: Mapping[str, int]
+    function: str  # the function's name
+    label: str  # the label of its first line
+    depth: int  # the number of loops around it, with itself
+    lines: tuple[str, ...]  # its lines of assembly, with those of inner loops
+    own: Mapping[str, int]  # its instructions by class, without those of inner loops
 
 
 def assembly_of(source: str) -> str:

@@ -32,17 +32,11 @@ _PACKAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """A line of the report.
+    """A line of the report."""
 
-    Attributes:
-        mark: OK, MISSING or FAIL.
-        name: the part of the system.
-        text: what was found, or how to install it.
-    """
-
-    mark: str
-    name: str
-    text: str
+    mark: str  # OK, MISSING or FAIL
+    name: str  # the part of the system
+    text: str  # what was found, or how to install it
 
     def __str__(self) -> str:
         return f"{self.mark:4} {self.name:12} {self.text}"

@@ -30,23 +30,14 @@ class LaunchReport:
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
-    """One kernel of a plan.
+    """One kernel of a plan."""
 
-    Attributes:
-        provider: the provider that makes it.
-        operations: the names of its operations.
-        layouts: the layouts of its inputs and outputs.
-        bound_ns: the lower bound of its time.
-        launches: its launches; empty for a call of a library.
-        failure: why it could not be made; "" if it was.
-    """
-
-    provider: str
-    operations: str
-    layouts: str
-    bound_ns: int
-    launches: tuple[LaunchReport, ...]
-    failure: str = ""
+    provider: str  # the provider that makes it
+    operations: str  # the names of its operations
+    layouts: str  # the layouts of its inputs and outputs
+    bound_ns: int  # the lower bound of its time
+    launches: tuple[LaunchReport, ...]  # its launches; empty for a call of a library
+    failure: str = ""  # why it could not be made; "" if it was
 
     @property
     def is_fit(self) -> bool:
@@ -56,19 +47,12 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class DryRun:
-    """A plan whose costs are bounds, with the compiler's facts on its kernels.
+    """A plan whose costs are bounds, with the compiler's facts on its kernels."""
 
-    Attributes:
-        target: the device that it is for.
-        kernels: the kernels in order.
-        report: how the plan was found.
-        launches: all launches, so that they can be compiled for another device.
-    """
-
-    target: str
-    kernels: tuple[KernelReport, ...]
-    report: Report
-    launches: tuple[Launch, ...] = ()
+    target: str  # the device that it is for
+    kernels: tuple[KernelReport, ...]  # the kernels in order
+    report: Report  # how the plan was found
+    launches: tuple[Launch, ...] = ()  # all launches, so that they can be compiled for another device
 
     @property
     def failures(self) -> list[KernelReport]:

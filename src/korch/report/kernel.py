@@ -163,21 +163,13 @@ def groupings_of(number: int, report: Report) -> Sequence[GroupingRecord]:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """Texts about an alternative to a kernel.
+    """Texts about an alternative to a kernel."""
 
-    Attributes:
-        what: the kernels that would run.
-        cost: their cost.
-        more: how much more they cost, or why they do not run.
-        lost: why they are not in the plan although they cost less; "" if they do not cost less.
-        instead: for another grouping, the kernels that would not run.
-    """
-
-    what: str
-    cost: str
-    more: str
-    lost: str = ""
-    instead: str = ""
+    what: str  # the kernels that would run
+    cost: str  # their cost
+    more: str  # how much more they cost, or why they do not run
+    lost: str = ""  # why they are not in the plan although they cost less; "" if they do not cost less
+    instead: str = ""  # for another grouping, the kernels that would not run
 
 
 def grouping_row(row: GroupingRecord, plan: PlanRecord, report: Report) -> Alternative:

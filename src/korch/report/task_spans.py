@@ -9,29 +9,17 @@ from functools import cached_property
 
 @dataclass(frozen=True, slots=True)
 class TaskSpan:
-    """The time in which a thread ran a task, or waited for one of another thread; in nanoseconds.
+    """The time in which a thread ran a task, or waited for one of another thread; in nanoseconds."""
 
-    Attributes:
-        is_wait: whether it waited for the task.
-        thread: the number of the thread; 0 is the calling thread.
-        task: the task's number among the tasks of all queues.
-        kernel: the kernel's index in the plan. This, the stage and the grid points are 0 for a wait.
-        stage: the stage of the kernel; -1 for the whole kernel.
-        first: the first grid point.
-        last: the end of the grid points (exclusive).
-        begin_ns: its start, since the start of the run.
-        end_ns: its end.
-    """
-
-    is_wait: bool
-    thread: int
-    task: int
-    kernel: int
-    stage: int
-    first: int
-    last: int
-    begin_ns: int
-    end_ns: int
+    is_wait: bool  # whether it waited for the task
+    thread: int  # the number of the thread; 0 is the calling thread
+    task: int  # the task's number among the tasks of all queues
+    kernel: int  # the kernel's index in the plan. This, the stage and the grid points are 0 for a wait.
+    stage: int  # the stage of the kernel; -1 for the whole kernel
+    first: int  # the first grid point
+    last: int  # the end of the grid points (exclusive)
+    begin_ns: int  # its start, since the start of the run
+    end_ns: int  # its end
 
     @property
     def time_ns(self) -> int:

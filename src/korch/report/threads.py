@@ -27,21 +27,13 @@ SECONDS = 300
 
 @dataclass(frozen=True, slots=True)
 class ThreadSpan:
-    """The work of one thread in one parallel region of a kernel, times in nanoseconds.
+    """The work of one thread in one parallel region of a kernel, times in nanoseconds."""
 
-    Attributes:
-        kernel: the kernel's index in the plan.
-        thread: the number of the thread; 0 is the calling thread.
-        begin_ns: its start, since the start of the first kernel.
-        end_ns: its end.
-        wait_ns: the part of this time in which it waited for other threads between stages.
-    """
-
-    kernel: int
-    thread: int
-    begin_ns: int
-    end_ns: int
-    wait_ns: int
+    kernel: int  # the kernel's index in the plan
+    thread: int  # the number of the thread; 0 is the calling thread
+    begin_ns: int  # its start, since the start of the first kernel
+    end_ns: int  # its end
+    wait_ns: int  # the part of this time in which it waited for other threads between stages
 
     @property
     def busy_ns(self) -> int:
@@ -60,31 +52,21 @@ class WatchedRun:
 
 @dataclass(frozen=True, slots=True)
 class ThreadLoad:
-    """How evenly the threads of a kernel work; medians over runs.
+    """How evenly the threads of a kernel work; medians over runs."""
 
-    Attributes:
-        longest: the time of the thread that works longest, relative to the mean of all threads.
-        idle: the share of the threads' time in the kernel in which they do not work on a parallel
-            region: they wait for other threads, start, or only one of them works.
-    """
-
-    longest: float
+    longest: float  # the time of the thread that works longest, relative to the mean of all threads
+    # the share of the threads' time in the kernel in which they do not work on a parallel region: they wait for other
+    # threads, start, or only one of them works
     idle: float
 
 
 @dataclass(frozen=True)
 class Threads:
-    """Recorded runs of a plan.
+    """Recorded runs of a plan."""
 
-    Attributes:
-        threads: the number of threads.
-        runs: the runs, with a join after each kernel.
-        task_runs: runs as tasks; empty if the plan has no tasks.
-    """
-
-    threads: int
-    runs: tuple[WatchedRun, ...]
-    task_runs: tuple[TaskRun, ...] = ()
+    threads: int  # the number of threads
+    runs: tuple[WatchedRun, ...]  # the runs, with a join after each kernel
+    task_runs: tuple[TaskRun, ...] = ()  # runs as tasks; empty if the plan has no tasks
 
     @property
     def typical_tasks(self) -> TaskRun | None:

@@ -57,21 +57,13 @@ K = TypeVar("K", bound=AnyKernel)
 
 @dataclass(frozen=True)
 class PlanStep(Generic[K]):
-    """One kernel of a plan.
+    """One kernel of a plan."""
 
-    Attributes:
-        candidate: the primitives that it computes, and its layouts.
-        kernel: the code.
-        cost_ns: measured time, or the bound if it was not measured.
-        bound_ns: the lower bound of the time of any kernel for this candidate.
-        is_measured: whether `cost_ns` was measured.
-    """
-
-    candidate: Candidate
-    kernel: K
-    cost_ns: float = 0.0
-    bound_ns: float = 0.0
-    is_measured: bool = False
+    candidate: Candidate  # the primitives that it computes, and its layouts
+    kernel: K  # the code
+    cost_ns: float = 0.0  # measured time, or the bound if it was not measured
+    bound_ns: float = 0.0  # the lower bound of the time of any kernel for this candidate
+    is_measured: bool = False  # whether `cost_ns` was measured
 
 
 class SlotPlace(Enum):
@@ -98,25 +90,15 @@ class Slot:
 
 @dataclass(frozen=True)
 class Program(Generic[K]):
-    """The kernels of a plan and their buffers: on a CPU, the content of the library's main source.
+    """The kernels of a plan and their buffers: on a CPU, the content of the library's main source."""
 
-    Attributes:
-        inputs: (name, type) of each model input.
-        outputs: (name, type) of each model output.
-        constants: value and layout of each packed constant.
-        kernels: the kernels in the order in which they run; those without a symbol do not run.
-        slots: per kernel, its buffers: inputs, outputs, then the workspace if it has one.
-        copies: (output, source) of the model outputs that no kernel writes directly.
-        arena: the size and offsets of the arena.
-    """
-
-    inputs: tuple[tuple[str, ValueType], ...]
-    outputs: tuple[tuple[str, ValueType], ...]
-    constants: tuple[Port, ...]
-    kernels: tuple[K, ...]
-    slots: tuple[tuple[Slot, ...], ...]
-    copies: tuple[tuple[int, Slot], ...]
-    arena: ArenaPlan
+    inputs: tuple[tuple[str, ValueType], ...]  # (name, type) of each model input
+    outputs: tuple[tuple[str, ValueType], ...]  # (name, type) of each model output
+    constants: tuple[Port, ...]  # value and layout of each packed constant
+    kernels: tuple[K, ...]  # the kernels in the order in which they run; those without a symbol do not run
+    slots: tuple[tuple[Slot, ...], ...]  # per kernel, its buffers: inputs, outputs, then the workspace if it has one
+    copies: tuple[tuple[int, Slot], ...]  # (output, source) of the model outputs that no kernel writes directly
+    arena: ArenaPlan  # the size and offsets of the arena
 
 
 def bind_steps(graph: PrimitiveGraph, steps: Sequence[PlanStep[K]], threads: int = 1) -> Program[K]:

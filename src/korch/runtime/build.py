@@ -40,17 +40,11 @@ LIST = "plans.ll"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The origin of a plan, which is stored in the artifact.
+    """The origin of a plan, which is stored in the artifact."""
 
-    Attributes:
-        model: the model that the plan was built from.
-        certificate: what the solver proved: a record or a mapping.
-        options: the options of the build: a record or a mapping.
-    """
-
-    model: ModelRecord | None = None
-    certificate: object = None
-    options: object = None
+    model: ModelRecord | None = None  # the model that the plan was built from
+    certificate: object = None  # what the solver proved: a record or a mapping
+    options: object = None  # the options of the build: a record or a mapping
 
 
 UNKNOWN = Origin()

@@ -42,23 +42,18 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class LoopPlan:
-    """The plan of one iteration.
+    """The plan of one iteration."""
 
-    Attributes:
-        program: its kernels with their buffers; its inputs and outputs are in the order of the iteration's.
-        inputs: for each input of the program, the position of the loop's input that it is or is a slice of.
-        constants: for each constant of the program, the position of the loop's input, or the packed elements.
-        layouts: the layouts in which the loop's constant inputs are read, by position; the others are plain.
-        work_flop: the operations of one iteration.
-        text: the kernels, for people.
-    """
-
+    # its kernels with their buffers; its inputs and outputs are in the order of the iteration's
     program: Program[Kernel]
+    # for each input of the program, the position of the loop's input that it is or is a slice of
     inputs: tuple[int, ...]
+    # for each constant of the program, the position of the loop's input, or the packed elements
     constants: tuple[int | Array, ...]
+    # the layouts in which the loop's constant inputs are read, by position; the others are plain
     layouts: Mapping[int, Layout]
-    work_flop: int
-    text: str
+    work_flop: int  # the operations of one iteration
+    text: str  # the kernels, for people
 
     @property
     def kernels(self) -> tuple[tuple[Kernel, tuple[Slot, ...]], ...]:

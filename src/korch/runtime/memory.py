@@ -25,32 +25,20 @@ SHUFFLED_BUFFERS = 16_000
 
 @dataclass(frozen=True, slots=True)
 class ArenaBuffer:
-    """Memory that is needed from one step to another.
+    """Memory that is needed from one step to another."""
 
-    Attributes:
-        size_bytes: its size.
-        first: the step that writes it first.
-        last: the last step that reads or writes it, at least `first`.
-    """
-
-    size_bytes: int
-    first: int
-    last: int
+    size_bytes: int  # its size
+    first: int  # the step that writes it first
+    last: int  # the last step that reads or writes it, at least `first`
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaPlan:
-    """The place of each buffer in an arena.
+    """The place of each buffer in an arena."""
 
-    Attributes:
-        offsets: per buffer, in bytes from the arena's start.
-        size_bytes: the arena's size.
-        lower_bound_bytes: the lower bound of the size of any arena.
-    """
-
-    offsets: tuple[int, ...]
-    size_bytes: int
-    lower_bound_bytes: int
+    offsets: tuple[int, ...]  # per buffer, in bytes from the arena's start
+    size_bytes: int  # the arena's size
+    lower_bound_bytes: int  # the lower bound of the size of any arena
 
     @property
     def is_optimal(self) -> bool:

@@ -64,19 +64,14 @@ class PaddedPlan:
 
 @dataclass(frozen=True, slots=True)
 class OutputCut:
-    """How the model's elements of an output are selected from the plan's output.
+    """How the model's elements of an output are selected from the plan's output."""
 
-    Attributes:
-        factors: the sizes of the axes' factors in the plan; empty if all elements belong to the model's output.
-        counts: the sizes of the factors in the model; the product over an axis is in `shape`.
-        joined: for each factor that is a concatenation, its index and the indices of the model's elements along it.
-        shape: the shape of the model's output.
-    """
-
+    # the sizes of the axes' factors in the plan; empty if all elements belong to the model's output
     factors: tuple[int, ...]
-    counts: tuple[slice, ...]
+    counts: tuple[slice, ...]  # the sizes of the factors in the model; the product over an axis is in `shape`
+    # for each factor that is a concatenation, its index and the indices of the model's elements along it
     joined: tuple[tuple[int, Indices], ...]
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # the shape of the model's output
 
     @staticmethod
     def of(form: Sequence[tuple[Factor, ...]], sizes: Sizes) -> OutputCut:

@@ -65,21 +65,13 @@ class Packing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlocking:
-    """How attention is cut into tasks.
+    """How attention is cut into tasks."""
 
-    Attributes:
-        rows: rows of a block.
-        keys: keys of a block; all keys if there are no more than that.
-        packing: who packs keys and values.
-        is_split: whether each block of keys is a task of its own, not an iteration of a loop.
-        chunks: tasks among which the rows of one head are divided, if tasks pack keys and values.
-    """
-
-    rows: int
-    keys: int
-    packing: Packing
-    is_split: bool = False
-    chunks: int = 1
+    rows: int  # rows of a block
+    keys: int  # keys of a block; all keys if there are no more than that
+    packing: Packing  # who packs keys and values
+    is_split: bool = False  # whether each block of keys is a task of its own, not an iteration of a loop
+    chunks: int = 1  # tasks among which the rows of one head are divided, if tasks pack keys and values
 
 
 class Attentions:

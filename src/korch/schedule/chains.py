@@ -51,18 +51,12 @@ from korch.tile.lower.staging import Machine
 
 @dataclass(frozen=True, slots=True)
 class ChainBlocking:
-    """How a chain is cut into tasks.
+    """How a chain is cut into tasks."""
 
-    Attributes:
-        rows: rows of the last result that a task computes.
-        block: rows of the last result that are computed at a time.
-        channels: channels of each result that a task computes; all, unless all links except the first are depthwise.
-        registers: for each link, pixels and vectors of channels in registers; None for a link on matrix units.
-    """
-
-    rows: int
-    block: int
-    channels: int
+    rows: int  # rows of the last result that a task computes
+    block: int  # rows of the last result that are computed at a time
+    channels: int  # channels of each result that a task computes; all, unless all links except the first are depthwise
+    # for each link, pixels and vectors of channels in registers; None for a link on matrix units
     registers: tuple[Registers | None, ...]
 
 

@@ -42,26 +42,16 @@ class NotFusedError(Exception):
 
 @dataclass(frozen=True)
 class Contraction:
-    """The axes of a linear primitive, and the indices of its elements.
+    """The axes of a linear primitive, and the indices of its elements."""
 
-    Attributes:
-        batch: axes of both operands and the result.
-        rows: axes of a and out.
-        columns: axes of b and out.
-        terms: axes of a and b, along which products are summed.
-        leading: more axes of a and out, outside of the rows: those before an axis of rows that a size needs a part of.
-        a: the index of the first operand's element.
-        b: the index of the second operand's element.
-        out: the index of the result's element.
-    """
-
-    batch: Axes
-    rows: Axes
-    columns: Axes
-    terms: Axes
-    a: Index
-    b: Index
-    out: Index
+    batch: Axes  # axes of both operands and the result
+    rows: Axes  # axes of a and out
+    columns: Axes  # axes of b and out
+    terms: Axes  # axes of a and b, along which products are summed
+    a: Index  # the index of the first operand's element
+    b: Index  # the index of the second operand's element
+    out: Index  # the index of the result's element
+    # more axes of a and out, outside of the rows: those before an axis of rows that a size needs a part of
     leading: Axes = ()
 
     @property

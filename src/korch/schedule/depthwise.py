@@ -45,20 +45,13 @@ MOST_TAPS = 49
 
 @dataclass(frozen=True, slots=True)
 class DepthwiseBlocking:
-    """How a depthwise convolution is cut into tasks.
+    """How a depthwise convolution is cut into tasks."""
 
-    Attributes:
-        rows: rows of the result that a task computes, along the last axis but one.
-        channels: adjacent channels that a task computes.
-        places: positions of a row whose sums are in registers at a time.
-        is_by_rows: whether consecutive tasks have the same rows; else they have the same channels.
-        fetches: whether the next inputs, and the lines that results are stored to, are prefetched into the cache.
-    """
-
-    rows: int
-    channels: int
-    places: int
-    is_by_rows: bool = False
+    rows: int  # rows of the result that a task computes, along the last axis but one
+    channels: int  # adjacent channels that a task computes
+    places: int  # positions of a row whose sums are in registers at a time
+    is_by_rows: bool = False  # whether consecutive tasks have the same rows; else they have the same channels
+    # whether the next inputs, and the lines that results are stored to, are prefetched into the cache
     fetches: bool = False
 
 

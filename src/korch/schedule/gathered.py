@@ -42,23 +42,14 @@ BLOCK, ROWS, GROUP, COUNT = "block", "rows", "e", "n"
 
 @dataclass(frozen=True, slots=True)
 class GatheredBlocking:
-    """How a gathered product is divided.
+    """How a gathered product is divided."""
 
-    Attributes:
-        rows: the most rows of a block.
-        columns: columns of a task.
-        terms: terms of an iteration of the task's loop.
-        strip: columns of the matrices that are adjacent in memory.
-        registers: how tiles are multiplied.
-        is_split: whether operands are split into components and multiplied on matrix units.
-    """
-
-    rows: int
-    columns: int
-    terms: int
-    strip: int
-    registers: Registers
-    is_split: bool
+    rows: int  # the most rows of a block
+    columns: int  # columns of a task
+    terms: int  # terms of an iteration of the task's loop
+    strip: int  # columns of the matrices that are adjacent in memory
+    registers: Registers  # how tiles are multiplied
+    is_split: bool  # whether operands are split into components and multiplied on matrix units
 
 
 class Gathered(Blocked):

@@ -16,21 +16,13 @@ from korch.tile.lower.emit import Emitter, Index
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """The parts of an attention in a graph.
+    """The parts of an attention in a graph."""
 
-    Attributes:
-        first: the product of the queries and the keys.
-        second: the product of the weights and the values.
-        weighed: the value to which the softmax is applied.
-        is_guarded: whether weights that are NaN become 0.
-        inside: the values that the softmax computes.
-    """
-
-    first: Primitive
-    second: Primitive
-    weighed: int
-    is_guarded: bool
-    inside: frozenset[int]
+    first: Primitive  # the product of the queries and the keys
+    second: Primitive  # the product of the weights and the values
+    weighed: int  # the value to which the softmax is applied
+    is_guarded: bool  # whether weights that are NaN become 0
+    inside: frozenset[int]  # the values that the softmax computes
 
     @property
     def operands(self) -> tuple[int, int, int]:

@@ -74,26 +74,18 @@ PAIR_LANES = (8,)
 
 @dataclass(frozen=True, slots=True)
 class ProductBlocking:
-    """How a product is cut into tasks, and what is packed.
+    """How a product is cut into tasks, and what is packed."""
 
-    Attributes:
-        rows: rows of a task.
-        columns: columns of a task.
-        terms: terms of an iteration of its loop; there is no loop if these are all terms.
-        packs: whether the operands are packed into tiles. The first is copied to the workspace instead
-            if several tasks read a row.
-        registers: how the contraction is computed in registers; the printer chooses if this is None.
-        panels: the columns of a panel if the second operand is packed in advance; 0 if it is not.
-        rows_pass: on matrix units, whether rows are streamed while columns stay in the cache.
-    """
-
-    rows: int
-    columns: int
-    terms: int
+    rows: int  # rows of a task
+    columns: int  # columns of a task
+    terms: int  # terms of an iteration of its loop; there is no loop if these are all terms
+    # whether the operands are packed into tiles. The first is copied to the workspace instead if several tasks read a
+    # row.
     packs: tuple[bool, bool] = (True, True)
+    # how the contraction is computed in registers; the printer chooses if this is None
     registers: Registers | None = None
-    panels: int = 0
-    rows_pass: bool = False
+    panels: int = 0  # the columns of a panel if the second operand is packed in advance; 0 if it is not
+    rows_pass: bool = False  # on matrix units, whether rows are streamed while columns stay in the cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,17 +47,11 @@ class _Values:
 
 @dataclass(frozen=True)
 class SoftmaxRows:
-    """Some rows of a softmax.
+    """Some rows of a softmax."""
 
-    Attributes:
-        axis: the loop over the rows.
-        is_guarded: whether weights that are NaN become 0.
-        is_in_parts: whether rows are divided into parts, some of which may be -infinity throughout.
-    """
-
-    axis: Axis
-    is_guarded: bool
-    is_in_parts: bool
+    axis: Axis  # the loop over the rows
+    is_guarded: bool  # whether weights that are NaN become 0
+    is_in_parts: bool  # whether rows are divided into parts, some of which may be -infinity throughout
 
     @property
     def has_base(self) -> bool:

@@ -40,21 +40,13 @@ from korch.tile.ir.program import (
 
 @dataclass(frozen=True, slots=True)
 class SplitWindowBlocking:
-    """How a convolution on matrix units is cut into tasks.
+    """How a convolution on matrix units is cut into tasks."""
 
-    Attributes:
-        rows: rows of the result that a task computes.
-        channels: channels of the result that a task computes.
-        block: rows of the result for which components of the image are computed together.
-        units: steps of terms for which components of the weights are computed together, if weights are streamed.
-        rows_pass: whether rows are streamed while the weights stay in the cache.
-    """
-
-    rows: int
-    channels: int
-    block: int
-    units: int
-    rows_pass: bool
+    rows: int  # rows of the result that a task computes
+    channels: int  # channels of the result that a task computes
+    block: int  # rows of the result for which components of the image are computed together
+    units: int  # steps of terms for which components of the weights are computed together, if weights are streamed
+    rows_pass: bool  # whether rows are streamed while the weights stay in the cache
 
 
 class Kept:

@@ -40,19 +40,12 @@ COMPONENTS = "s"
 
 @dataclass(frozen=True, slots=True)
 class SplitWinogradBlocking:
-    """How a convolution on matrix units is cut into tasks.
+    """How a convolution on matrix units is cut into tasks."""
 
-    Attributes:
-        vectors: vectors of output channels that are transformed back together.
-        group: tiles that are transformed, multiplied and transformed back together; all tiles if `run` is given.
-        run: points that a task multiplies one after another, if all tiles are transformed first; else 0.
-        parts: the number of tasks, each with channels of its own, that multiply each of these points.
-    """
-
-    vectors: int
-    group: int
-    run: int = 0
-    parts: int = 1
+    vectors: int  # vectors of output channels that are transformed back together
+    group: int  # tiles that are transformed, multiplied and transformed back together; all tiles if `run` is given
+    run: int = 0  # points that a task multiplies one after another, if all tiles are transformed first; else 0
+    parts: int = 1  # the number of tasks, each with channels of its own, that multiply each of these points
 
 
 class SplitWinograd(Winograd):

@@ -56,19 +56,12 @@ BLOCK_ROWS = 96
 
 @dataclass(frozen=True, slots=True)
 class StoredBlocking:
-    """How a product by stored weights is divided.
+    """How a product by stored weights is divided."""
 
-    Attributes:
-        rows: rows of a task.
-        strip: columns of a task, which are adjacent in memory.
-        terms: terms of an iteration of its loop.
-        registers: how tiles are multiplied; None for few rows, which need no tile of weights.
-    """
-
-    rows: int
-    strip: int
-    terms: int
-    registers: Registers | None
+    rows: int  # rows of a task
+    strip: int  # columns of a task, which are adjacent in memory
+    terms: int  # terms of an iteration of its loop
+    registers: Registers | None  # how tiles are multiplied; None for few rows, which need no tile of weights
 
 
 def blocking_of(root: StoredAttributes, rows: int, terms: int, lanes: int, registers: Registers) -> StoredBlocking:

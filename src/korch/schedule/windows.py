@@ -51,24 +51,16 @@ from korch.tile.lower.staging import Machine
 
 @dataclass(frozen=True, slots=True)
 class ConvBlocking:
-    """How a convolution is cut into tasks.
+    """How a convolution is cut into tasks."""
 
-    Attributes:
-        places: positions of the result that a task computes, along each axis of an image.
-        channels: channels of the result, in one group, that a task computes.
-        registers: how the contraction is computed in registers; the printer chooses if this is None.
-        panels: for pixels first, the columns of a panel of the weights; 0 for channels first.
-        beside: for pixels first, the channels that are adjacent in a copy.
-        is_shared: whether a separate stage copies all images, instead of each task its part.
-        in_place: for pixels first, whether windows are read in memory although some reach outside of the image.
-    """
-
-    places: tuple[int, ...]
-    channels: int
+    places: tuple[int, ...]  # positions of the result that a task computes, along each axis of an image
+    channels: int  # channels of the result, in one group, that a task computes
+    # how the contraction is computed in registers; the printer chooses if this is None
     registers: Registers | None = None
-    panels: int = 0
-    beside: int = 1
-    is_shared: bool = False
+    panels: int = 0  # for pixels first, the columns of a panel of the weights; 0 for channels first
+    beside: int = 1  # for pixels first, the channels that are adjacent in a copy
+    is_shared: bool = False  # whether a separate stage copies all images, instead of each task its part
+    # for pixels first, whether windows are read in memory although some reach outside of the image
     in_place: bool = False
 
 

@@ -56,37 +56,23 @@ TASK_VECTORS = 4
 
 @dataclass(frozen=True, slots=True)
 class WinogradBlocking:
-    """How a convolution is cut into tasks.
+    """How a convolution is cut into tasks."""
 
-    Attributes:
-        vectors: vectors of output channels that are computed together.
-        rows: tiles that are computed together in registers.
-        group: tiles that are transformed, multiplied and transformed back together; all tiles if `is_shared`.
-        is_shared: whether all tiles are transformed first, and a task computes a block of channels.
-    """
-
-    vectors: int
-    rows: int
-    group: int
-    is_shared: bool = False
+    vectors: int  # vectors of output channels that are computed together
+    rows: int  # tiles that are computed together in registers
+    group: int  # tiles that are transformed, multiplied and transformed back together; all tiles if `is_shared`
+    is_shared: bool = False  # whether all tiles are transformed first, and a task computes a block of channels
 
 
 @dataclass(frozen=True, slots=True)
 class TileLoops:
-    """The loops over tiles.
+    """The loops over tiles."""
 
-    Attributes:
-        groups: the loops over groups.
-        axes: the loops over the tiles of a group.
-        slot: the position of a tile in memory for a group.
-        slots: the number of these positions.
-        numbers: the number of a tile among all; the number of its line, and its number in the line, if lines are cut.
-    """
-
-    groups: tuple[Axis, ...]
-    axes: tuple[Axis, ...]
-    slot: Expr
-    slots: int
+    groups: tuple[Axis, ...]  # the loops over groups
+    axes: tuple[Axis, ...]  # the loops over the tiles of a group
+    slot: Expr  # the position of a tile in memory for a group
+    slots: int  # the number of these positions
+    # the number of a tile among all; the number of its line, and its number in the line, if lines are cut
     numbers: tuple[Expr, ...]
 
 

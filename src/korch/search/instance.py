@@ -21,12 +21,9 @@ from korch.target import Target
 
 @dataclass(frozen=True)
 class Interface:
-    """The layouts in which a graph receives its inputs and must write its outputs.
+    """The layouts in which a graph receives its inputs and must write its outputs."""
 
-    Attributes:
-        layouts: layouts by value; a value that is missing has the plain layout.
-    """
-
+    # layouts by value; a value that is missing has the plain layout
     layouts: Mapping[int, Layout] = field(default_factory=dict)
 
     def port(self, graph: PrimitiveGraph, value: int) -> Port:
@@ -51,15 +48,11 @@ PLAIN = Interface()
 
 @dataclass(frozen=True)
 class Errors:
-    """The error that the less precise primitives of a graph add to the model's results, and its limit.
+    """The error that the less precise primitives of a graph add to the model's results, and its limit."""
 
-    Attributes:
-        of: the error of each primitive, in units of a budget; primitives that are missing add none.
-        most: the largest sum of the errors of a plan.
-    """
-
+    # the error of each primitive, in units of a budget; primitives that are missing add none
     of: Mapping[int, int] = field(default_factory=dict)
-    most: int = 0
+    most: int = 0  # the largest sum of the errors of a plan
 
     def __str__(self) -> str:
         return f" errors {self.most} {sorted(self.of.items())}" if self.of else ""
@@ -71,19 +64,12 @@ EXACT = Errors()
 
 @dataclass(frozen=True)
 class Instance:
-    """The input of a search: the candidates of a graph, for one interface.
+    """The input of a search: the candidates of a graph, for one interface."""
 
-    Attributes:
-        graph: the graph with its alternatives.
-        candidates: the candidates of the graph.
-        interface: the layouts of the graph's inputs and outputs.
-        errors: the errors of less precise primitives, and their budget.
-    """
-
-    graph: PrimitiveGraph
-    candidates: Sequence[Candidate]
-    interface: Interface = PLAIN
-    errors: Errors = EXACT
+    graph: PrimitiveGraph  # the graph with its alternatives
+    candidates: Sequence[Candidate]  # the candidates of the graph
+    interface: Interface = PLAIN  # the layouts of the graph's inputs and outputs
+    errors: Errors = EXACT  # the errors of less precise primitives, and their budget
 
     def of(self, candidates: Sequence[Candidate]) -> Instance:
         """Return the instance with other candidates of the same graph."""
@@ -118,18 +104,12 @@ class Instance:
 
 @dataclass
 class Answers:
-    """What providers offer for groups on one machine. Equal groups are asked for only once, also across graphs.
+    """What providers offer for groups on one machine. Equal groups are asked for only once, also across graphs."""
 
-    Attributes:
-        providers: the providers to ask.
-        target: the machine.
-        faults: the errors that they raise.
-        known: their offers or refusals so far, by the provider's name and the group's key.
-    """
-
-    providers: Sequence[AnyProvider]
-    target: Target | CudaTarget
-    faults: Faults = field(default_factory=Faults)
+    providers: Sequence[AnyProvider]  # the providers to ask
+    target: Target | CudaTarget  # the machine
+    faults: Faults = field(default_factory=Faults)  # the errors that they raise
+    # their offers or refusals so far, by the provider's name and the group's key
     known: dict[tuple[str, str], Sequence[Offer] | Refusal] = field(default_factory=dict)
 
     def ask(self, group: Group) -> None:

@@ -15,17 +15,11 @@ from korch.search.ledger import Ledger
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Costs of an instance's candidates.
+    """Costs of an instance's candidates."""
 
-    Attributes:
-        costs_ns: the measured time, or the bound, of each.
-        is_measured: whether each is measured.
-        failed: the positions of the candidates that failed.
-    """
-
-    costs_ns: list[int]
-    is_measured: list[bool]
-    failed: list[int]
+    costs_ns: list[int]  # the measured time, or the bound, of each
+    is_measured: list[bool]  # whether each is measured
+    failed: list[int]  # the positions of the candidates that failed
 
 
 def price(ledger: Ledger, candidates: Sequence[Candidate]) -> Prices:

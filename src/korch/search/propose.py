@@ -18,17 +18,11 @@ ESTIMATE_SPREAD = 0.45  # standard deviation of an estimate's error, in logarith
 
 @dataclass(frozen=True, slots=True)
 class Exploration:
-    """The candidates to measure according to estimates.
+    """The candidates to measure according to estimates."""
 
-    Attributes:
-        kernels: the best plan according to estimates.
-        unknown: the kernels of that plan without a record.
-        improvements: (expected gain of measuring it in nanoseconds, candidate) of other candidates,
-            in descending order of the gain.
-    """
-
-    kernels: tuple[int, ...]
-    unknown: tuple[int, ...]
+    kernels: tuple[int, ...]  # the best plan according to estimates
+    unknown: tuple[int, ...]  # the kernels of that plan without a record
+    # (expected gain of measuring it in nanoseconds, candidate) of other candidates, in descending order of the gain
     improvements: tuple[tuple[float, int], ...]
 
 

@@ -29,16 +29,11 @@ SCHEMA = 2
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """The plan of a search, and the plans to compare it with.
+    """The plan of a search, and the plans to compare it with."""
 
-    Attributes:
-        found: the plan, and how it was found.
-        plans: the plans to compare with, by name.
-        is_recalled: whether an earlier run found the plan. The recorded seconds are then those of that run.
-    """
-
-    found: Orchestration
-    plans: Mapping[str, tuple[Candidate, ...]]
+    found: Orchestration  # the plan, and how it was found
+    plans: Mapping[str, tuple[Candidate, ...]]  # the plans to compare with, by name
+    # whether an earlier run found the plan. The recorded seconds are then those of that run.
     is_recalled: bool = field(default=False, compare=False)
 
 

@@ -21,39 +21,22 @@ class PlanName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The state of a search after one round.
+    """The state of a search after one round."""
 
-    Attributes:
-        bound_ns: lower bound of all plans' costs.
-        incumbent_ns: the cost of the best plan so far; None if there is none yet.
-        measured: the number of candidates measured so far, in this run or an earlier one.
-        seconds: time since the search started.
-    """
-
-    bound_ns: int
-    incumbent_ns: int | None
-    measured: int
-    seconds: float
+    bound_ns: int  # lower bound of all plans' costs
+    incumbent_ns: int | None  # the cost of the best plan so far; None if there is none yet
+    measured: int  # the number of candidates measured so far, in this run or an earlier one
+    seconds: float  # time since the search started
 
 
 @dataclass(frozen=True, slots=True)
 class Orchestration:
-    """The result of a search.
+    """The result of a search."""
 
-    Attributes:
-        steps: the chosen candidates in order.
-        certificate: the cost of the plan and the proven bound.
-        costs_ns: the cost of each step.
-        rounds: the rounds of the search.
-        distinct_measured: how many candidates have measured times; candidates with equal keys count once.
-        failed: how many candidates failed.
-        stopped_by_budget: whether the search ended because no time was left.
-    """
-
-    steps: tuple[Candidate, ...]
-    certificate: Certificate
-    costs_ns: tuple[int, ...]
-    rounds: tuple[Round, ...]
-    distinct_measured: int
-    failed: int
-    stopped_by_budget: bool
+    steps: tuple[Candidate, ...]  # the chosen candidates in order
+    certificate: Certificate  # the cost of the plan and the proven bound
+    costs_ns: tuple[int, ...]  # the cost of each step
+    rounds: tuple[Round, ...]  # the rounds of the search
+    distinct_measured: int  # how many candidates have measured times; candidates with equal keys count once
+    failed: int  # how many candidates failed
+    stopped_by_budget: bool  # whether the search ended because no time was left

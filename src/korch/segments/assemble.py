@@ -36,20 +36,14 @@ PREFER_GAP = 0.005  # gap at which that solve ends
 
 @dataclass(frozen=True)
 class SegmentChoice:
-    """A plan of the whole model as a choice of interfaces.
+    """A plan of the whole model as a choice of interfaces."""
 
-    Attributes:
-        interfaces: per segment, the number of the chosen interface of its block; -1 if it need not run.
-        changes: per segment, the changes of layout that run before it; one more entry has the changes
-            after the last segment, for the model's outputs.
-        objective_ns: the cost of the whole plan.
-        bound_ns: lower bound of the cost of all choices.
-    """
-
-    interfaces: tuple[int, ...]
+    interfaces: tuple[int, ...]  # per segment, the number of the chosen interface of its block; -1 if it need not run
+    # per segment, the changes of layout that run before it; one more entry has the changes after the last segment, for
+    # the model's outputs
     changes: tuple[tuple[Candidate, ...], ...]
-    objective_ns: int
-    bound_ns: int
+    objective_ns: int  # the cost of the whole plan
+    bound_ns: int  # lower bound of the cost of all choices
 
 
 @dataclass(frozen=True)

@@ -21,49 +21,30 @@ from korch.segments.spill import Spill
 
 @dataclass(frozen=True)
 class BlockInstance:
-    """A segment with its alternatives.
+    """A segment with its alternatives."""
 
-    Attributes:
-        graph: its graph with alternatives.
-        inputs: the model's value for each input of the graph.
-        outputs: the same for each output.
-        price_bytes: the price of the cut after it, in bytes moved.
-    """
-
-    graph: PrimitiveGraph
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    price_bytes: int = 0
+    graph: PrimitiveGraph  # its graph with alternatives
+    inputs: tuple[int, ...]  # the model's value for each input of the graph
+    outputs: tuple[int, ...]  # the same for each output
+    price_bytes: int = 0  # the price of the cut after it, in bytes moved
 
 
 @dataclass(frozen=True)
 class Block:
-    """Segments that are equal except for their weights.
+    """Segments that are equal except for their weights."""
 
-    Attributes:
-        instances: positions of the segments in the model's order.
-        graph: the first segment's graph with alternatives, which represents all of them.
-    """
-
-    instances: tuple[int, ...]
-    graph: PrimitiveGraph
+    instances: tuple[int, ...]  # positions of the segments in the model's order
+    graph: PrimitiveGraph  # the first segment's graph with alternatives, which represents all of them
 
 
 @dataclass(frozen=True)
 class Partition:
-    """A model in segments.
+    """A model in segments."""
 
-    Attributes:
-        source: the graph that the segments are parts of.
-        instances: the segments in an order in which they can run.
-        blocks: which of them are equal.
-        rules: the report of saturation, before the cut and in all segments together.
-    """
-
-    source: PrimitiveGraph
-    instances: tuple[BlockInstance, ...]
-    blocks: tuple[Block, ...]
-    rules: SaturationReport
+    source: PrimitiveGraph  # the graph that the segments are parts of
+    instances: tuple[BlockInstance, ...]  # the segments in an order in which they can run
+    blocks: tuple[Block, ...]  # which of them are equal
+    rules: SaturationReport  # the report of saturation, before the cut and in all segments together
 
     @staticmethod
     def of(source: PrimitiveGraph, instances: Sequence[BlockInstance], rules: SaturationReport) -> Partition:

@@ -28,21 +28,13 @@ KINDS = {"any": ("last", "blocked"), "last": ("last",), "plain": ()}
 
 @dataclass(frozen=True)
 class BlockTask:
-    """A block with its candidates.
+    """A block with its candidates."""
 
-    Attributes:
-        block: the block.
-        candidates: the candidates for its parts.
-        enumeration: the report on the enumeration of its groups.
-        interfaces: the interfaces for which it is searched; the plain one first.
-        errors: the errors of its less precise primitives, over all of its instances, and their budget.
-    """
-
-    block: Block
-    candidates: tuple[Candidate, ...]
-    enumeration: EnumerationReport
-    interfaces: tuple[Interface, ...]
-    errors: Errors = EXACT
+    block: Block  # the block
+    candidates: tuple[Candidate, ...]  # the candidates for its parts
+    enumeration: EnumerationReport  # the report on the enumeration of its groups
+    interfaces: tuple[Interface, ...]  # the interfaces for which it is searched; the plain one first
+    errors: Errors = EXACT  # the errors of its less precise primitives, over all of its instances, and their budget
 
     @property
     def count(self) -> int:

@@ -54,15 +54,11 @@ _FAR = float("inf")
 
 @dataclass(frozen=True)
 class Cuts:
-    """Where a graph is cut.
+    """Where a graph is cut."""
 
-    Attributes:
-        segments: the primitives of each segment. Primitives of constants alone, and copied ones, are in none.
-        prices_bytes: per segment, the price of the values that leave it.
-    """
-
+    # the primitives of each segment. Primitives of constants alone, and copied ones, are in none.
     segments: tuple[tuple[int, ...], ...]
-    prices_bytes: tuple[int, ...]
+    prices_bytes: tuple[int, ...]  # per segment, the price of the values that leave it
 
 
 def constant_primitives(graph: PrimitiveGraph) -> frozenset[int]:

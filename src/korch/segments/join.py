@@ -17,17 +17,11 @@ from korch.segments.block import BlockInstance, Partition
 
 @dataclass(frozen=True)
 class Joined:
-    """The whole model.
+    """The whole model."""
 
-    Attributes:
-        graph: all segments' primitives, alternatives included.
-        values: per segment, the whole graph's value for each value of its graph.
-        first_primitives: per segment, where its primitives begin in the whole graph.
-    """
-
-    graph: PrimitiveGraph
-    values: tuple[tuple[int, ...], ...]
-    first_primitives: tuple[int, ...]
+    graph: PrimitiveGraph  # all segments' primitives, alternatives included
+    values: tuple[tuple[int, ...], ...]  # per segment, the whole graph's value for each value of its graph
+    first_primitives: tuple[int, ...]  # per segment, where its primitives begin in the whole graph
 
     def place(self, instance: int, candidate: Candidate) -> Candidate:
         """Return a block's candidate as a candidate of one of its segments in the whole graph."""

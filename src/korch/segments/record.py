@@ -10,24 +10,14 @@ from korch.search.result import Round
 
 @dataclass(frozen=True, slots=True)
 class SearchRecord:
-    """One search of a block in one interface.
+    """One search of a block in one interface."""
 
-    Attributes:
-        block: the block's number.
-        interface: the interface's number.
-        what: its phase, "first" or "refine".
-        began_s: its start, in seconds since the trace began; for a recalled search, the time when it
-            was recalled.
-        is_recalled: whether an earlier run did the search. The seconds of its rounds are then that run's.
-        rounds: its rounds, with seconds since the search began.
-    """
-
-    block: int
-    interface: int
-    what: str
-    began_s: float
-    is_recalled: bool
-    rounds: tuple[Round, ...]
+    block: int  # the block's number
+    interface: int  # the interface's number
+    what: str  # its phase, "first" or "refine"
+    began_s: float  # its start, in seconds since the trace began; for a recalled search, the time when it was recalled
+    is_recalled: bool  # whether an earlier run did the search. The seconds of its rounds are then that run's.
+    rounds: tuple[Round, ...]  # its rounds, with seconds since the search began
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +33,14 @@ class InterfaceRecord:
 
 @dataclass(frozen=True, slots=True)
 class BlockRecord:
-    """A block of equal segments.
+    """A block of equal segments."""
 
-    Attributes:
-        instances: the numbers of its segments.
-        primitives: the number of its primitives.
-        candidates: the number of its candidates.
-        layouts: the layouts of each of its interfaces.
-        interfaces: the results for the interfaces that have a plan.
-        searches: its searches.
-    """
-
-    instances: tuple[int, ...]
-    primitives: int
-    candidates: int
-    layouts: tuple[str, ...]
-    interfaces: tuple[InterfaceRecord, ...]
-    searches: tuple[SearchRecord, ...]
+    instances: tuple[int, ...]  # the numbers of its segments
+    primitives: int  # the number of its primitives
+    candidates: int  # the number of its candidates
+    layouts: tuple[str, ...]  # the layouts of each of its interfaces
+    interfaces: tuple[InterfaceRecord, ...]  # the results for the interfaces that have a plan
+    searches: tuple[SearchRecord, ...]  # its searches
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +53,11 @@ class CutRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRecord:
-    """A model in segments. The bound holds for plans in which no kernel crosses a cut.
+    """A model in segments. The bound holds for plans in which no kernel crosses a cut."""
 
-    Attributes:
-        segments: the number of segments.
-        different: the number of blocks (different segments).
-        programs: the number of pairs of a block and an interface that have a plan.
-        layout_changes: the number of changes of layout between segments.
-        blocks: the blocks.
-        cuts: the cuts after the segments.
-    """
-
-    segments: int
-    different: int
-    programs: int = 0
-    layout_changes: int = 0
-    blocks: tuple[BlockRecord, ...] = ()
-    cuts: tuple[CutRecord, ...] = ()
+    segments: int  # the number of segments
+    different: int  # the number of blocks (different segments)
+    programs: int = 0  # the number of pairs of a block and an interface that have a plan
+    layout_changes: int = 0  # the number of changes of layout between segments
+    blocks: tuple[BlockRecord, ...] = ()  # the blocks
+    cuts: tuple[CutRecord, ...] = ()  # the cuts after the segments

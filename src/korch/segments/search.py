@@ -44,38 +44,25 @@ Steps = Mapping[BlockInterface, Sequence[Candidate]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """Plans of a whole model.
+    """Plans of a whole model."""
 
-    Attributes:
-        plans: plans by name; the first is the best plan, the others are compared with it.
-        found: the result of the search.
-        partition: the record of the segments for the report; None if the model is one segment.
-        savings: the time that each rule saves.
-        is_recalled: whether the model is one segment whose search was done by an earlier run.
-        groupings: per plan and kernel, alternative groupings.
-    """
-
+    # plans by name; the first is the best plan, the others are compared with it
     plans: dict[str, tuple[Candidate, ...]]
-    found: Orchestration
+    found: Orchestration  # the result of the search
+    # the record of the segments for the report; None if the model is one segment
     partition: PartitionRecord | None = None
-    savings: Savings = field(default_factory=dict)
-    is_recalled: bool = False
-    groupings: dict[str, Groupings] = field(default_factory=dict)
+    savings: Savings = field(default_factory=dict)  # the time that each rule saves
+    is_recalled: bool = False  # whether the model is one segment whose search was done by an earlier run
+    groupings: dict[str, Groupings] = field(default_factory=dict)  # per plan and kernel, alternative groupings
 
 
 @dataclass(frozen=True)
 class Segmented:
-    """A model to search.
+    """A model to search."""
 
-    Attributes:
-        partition: its segments.
-        joined: its graph.
-        tasks: its blocks with their candidates.
-    """
-
-    partition: Partition
-    joined: Joined
-    tasks: Sequence[BlockTask]
+    partition: Partition  # its segments
+    joined: Joined  # its graph
+    tasks: Sequence[BlockTask]  # its blocks with their candidates
 
 
 def search_segments(

@@ -19,17 +19,11 @@ from korch.primitive.text import format_attributes
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a model.
+    """A part of a model."""
 
-    Attributes:
-        graph: its primitives as a separate graph.
-        values: the model's value for each value of `graph`.
-        price_bytes: the price of the cut after it, in bytes moved.
-    """
-
-    graph: PrimitiveGraph
-    values: tuple[int, ...]
-    price_bytes: int = 0
+    graph: PrimitiveGraph  # its primitives as a separate graph
+    values: tuple[int, ...]  # the model's value for each value of `graph`
+    price_bytes: int = 0  # the price of the cut after it, in bytes moved
 
 
 def whole_segment(graph: PrimitiveGraph) -> Segment:

@@ -21,17 +21,11 @@ Key = tuple[int, int]
 
 @dataclass
 class SearchTrace:
-    """The trace of one search.
+    """The trace of one search."""
 
-    Attributes:
-        counts: how often a plan runs each block.
-        rounds: the rounds of the whole model so far.
-        searches: the searches of blocks.
-    """
-
-    counts: Mapping[int, int]
-    rounds: list[Round] = field(default_factory=list)
-    searches: list[SearchRecord] = field(default_factory=list)
+    counts: Mapping[int, int]  # how often a plan runs each block
+    rounds: list[Round] = field(default_factory=list)  # the rounds of the whole model so far
+    searches: list[SearchRecord] = field(default_factory=list)  # the searches of blocks
     begun_s: float = field(default_factory=time.monotonic)
     _measured: dict[int, int] = field(default_factory=dict)
     _bounds_ns: dict[int, dict[int, int]] = field(default_factory=dict)

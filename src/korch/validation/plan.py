@@ -22,19 +22,12 @@ from korch.search.result import PlanName
 
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
-    """A plan to validate.
+    """A plan to validate."""
 
-    Attributes:
-        name: its name.
-        steps: its kernels in order.
-        costs: the cost of each kernel in nanoseconds, and whether it was measured.
-        expected: the expected time of a run; None if a kernel was not measured.
-    """
-
-    name: str
-    steps: tuple[Candidate, ...]
-    costs: tuple[tuple[int, bool], ...]
-    expected: Expected | None = None
+    name: str  # its name
+    steps: tuple[Candidate, ...]  # its kernels in order
+    costs: tuple[tuple[int, bool], ...]  # the cost of each kernel in nanoseconds, and whether it was measured
+    expected: Expected | None = None  # the expected time of a run; None if a kernel was not measured
 
     @property
     def predicted_ns(self) -> int:
@@ -120,24 +113,15 @@ class Result:
 
 @dataclass(frozen=True)
 class Validation:
-    """The results of all plans; the winner is the fastest plan with correct results.
+    """The results of all plans; the winner is the fastest plan with correct results."""
 
-    Attributes:
-        results: the results of all plans.
-        winner: the executable that is kept.
-        won: the winner's result.
-        given: the errors, by output, of the model as given, run without rewrites, operator by operator
-            in its own types.
-        arrays: the inputs with which results were compared.
-        timed: the inputs of the runs that were timed.
-    """
-
-    results: tuple[Result, ...]
-    winner: PlanExecutable
-    won: Result
+    results: tuple[Result, ...]  # the results of all plans
+    winner: PlanExecutable  # the executable that is kept
+    won: Result  # the winner's result
+    # the errors, by output, of the model as given, run without rewrites, operator by operator in its own types
     given: Differences
-    arrays: Sequence[Array]
-    timed: Sequence[Array]
+    arrays: Sequence[Array]  # the inputs with which results were compared
+    timed: Sequence[Array]  # the inputs of the runs that were timed
 
     def uncompiled(self) -> list[Uncompiled]:
         """Return the plans that did not compile."""

@@ -24,17 +24,12 @@ BUILD_SAFETY = 1.5  # a plan is built only if this many times its predicted dura
 
 @dataclass(frozen=True)
 class Until:
-    """The condition under which no more plans are built and run.
+    """The condition under which no more plans are built and run."""
 
-    Attributes:
-        deadline: the time at which to stop.
-        needed_s: returns the seconds needed to compile the kernels of a plan.
-        tell: called with a line of text before each step.
-    """
-
-    deadline: Deadline = field(default_factory=Deadline)
+    deadline: Deadline = field(default_factory=Deadline)  # the time at which to stop
+    # returns the seconds needed to compile the kernels of a plan
     needed_s: Callable[[PlanEntry], float] = lambda entry: 0.0
-    tell: Callable[[str], None] = lambda text: None
+    tell: Callable[[str], None] = lambda text: None  # called with a line of text before each step
 
     def leaves_out(self, entry: PlanEntry, build_s: float) -> bool:
         """Return whether there is no time left for a plan, if building a plan takes `build_s`."""

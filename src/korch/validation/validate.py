@@ -39,20 +39,14 @@ HEAVY_BYTES = 512 << 20
 
 @dataclass(frozen=True)
 class Trial:
-    """The inputs and the reference with which plans are run.
+    """The inputs and the reference with which plans are run."""
 
-    Attributes:
-        graph: the graph that the plans are for.
-        standard: the inputs and the exact results for them.
-        given: inputs of the plans that differ from the inputs of `standard`, by name.
-        timed: inputs of the timed runs that differ from those, by name.
-        cut: returns the part of a plan's results that is compared.
-    """
-
-    graph: PrimitiveGraph
-    standard: Standard
+    graph: PrimitiveGraph  # the graph that the plans are for
+    standard: Standard  # the inputs and the exact results for them
+    # inputs of the plans that differ from the inputs of `standard`, by name
     given: Mapping[str, Array] = field(default_factory=dict)
-    timed: Mapping[str, Array] = field(default_factory=dict)
+    timed: Mapping[str, Array] = field(default_factory=dict)  # inputs of the timed runs that differ from those, by name
+    # returns the part of a plan's results that is compared
     cut: Callable[[Sequence[Array]], Sequence[Array]] = lambda arrays: arrays
 
 

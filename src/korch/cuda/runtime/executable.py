@@ -44,18 +44,12 @@ class Bound:
     """A run over fixed tensors.
 
     All runs of one executable share its memory, so the caller must order runs on different streams.
-
-    Attributes:
-        inputs: the tensors that it reads, in the model's order.
-        outputs: the tensors that it writes.
-        graph: the CUDA graph; it refers to its memory by addresses only.
-        kept: objects that must live as long as the graph.
     """
 
-    inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]
-    graph: Any
-    kept: tuple[Any, ...]
+    inputs: tuple[Any, ...]  # the tensors that it reads, in the model's order
+    outputs: tuple[Any, ...]  # the tensors that it writes
+    graph: Any  # the CUDA graph; it refers to its memory by addresses only
+    kept: tuple[Any, ...]  # objects that must live as long as the graph
 
     def replay(self) -> None:
         """Start a run of the model on the current stream, without waiting for it."""

@@ -38,44 +38,26 @@ NETWORK = ".onnxtxt"
 
 @dataclass(frozen=True, slots=True)
 class BufferRecord:
-    """The place of a buffer.
+    """The place of a buffer."""
 
-    Attributes:
-        memory: arena, constant, input, output or table.
-        at: the offset in the arena in bytes, or the index among the buffers of this kind.
-        size_bytes: its size.
-        dtype: the element type, as text.
-        shape: elements per axis of the value; empty for scratch memory.
-        layout: its layout, as text.
-    """
-
-    memory: str
-    at: int
-    size_bytes: int
-    dtype: str = "u8"
-    shape: tuple[int, ...] = ()
-    layout: str = ""
+    memory: str  # arena, constant, input, output or table
+    at: int  # the offset in the arena in bytes, or the index among the buffers of this kind
+    size_bytes: int  # its size
+    dtype: str = "u8"  # the element type, as text
+    shape: tuple[int, ...] = ()  # elements per axis of the value; empty for scratch memory
+    layout: str = ""  # its layout, as text
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchRecord:
-    """One launch: the function, how it is launched, and its buffers by number in its step.
+    """One launch: the function, how it is launched, and its buffers by number in its step."""
 
-    Attributes:
-        symbol: the function.
-        grid: the number of programs.
-        warps: the number of warps of a program.
-        shared_bytes: shared memory of a program.
-        signature: the element types of its buffers.
-        arguments: the numbers of its buffers in the step.
-    """
-
-    symbol: str
-    grid: int
-    warps: int
-    shared_bytes: int
-    signature: tuple[str, ...]
-    arguments: tuple[int, ...]
+    symbol: str  # the function
+    grid: int  # the number of programs
+    warps: int  # the number of warps of a program
+    shared_bytes: int  # shared memory of a program
+    signature: tuple[str, ...]  # the element types of its buffers
+    arguments: tuple[int, ...]  # the numbers of its buffers in the step
 
     def launch(self, sources: Mapping[str, str]) -> Launch:
         """Return the launch with the function's source, which is looked up in `sources` by symbol."""
@@ -85,60 +67,34 @@ class LaunchRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepProgram:
-    """One kernel: its buffers (inputs, outputs, scratch, tables), and what runs over them.
+    """One kernel: its buffers (inputs, outputs, scratch, tables), and what runs over them."""
 
-    Attributes:
-        buffers: the place of each buffer.
-        inputs: the number of input buffers, which come first.
-        outputs: the number of output buffers, which follow the inputs.
-        launches: the launches in order.
-        call: the symbol of a call of PyTorch; "" if there is none.
-        engine: the symbol of a TensorRT engine; "" if there is none.
-        known: indices of the inputs that are constants inside the engine.
-    """
-
-    buffers: tuple[BufferRecord, ...]
-    inputs: int
-    outputs: int
-    launches: tuple[LaunchRecord, ...] = ()
-    call: str = ""
-    engine: str = ""
-    known: tuple[int, ...] = ()
+    buffers: tuple[BufferRecord, ...]  # the place of each buffer
+    inputs: int  # the number of input buffers, which come first
+    outputs: int  # the number of output buffers, which follow the inputs
+    launches: tuple[LaunchRecord, ...] = ()  # the launches in order
+    call: str = ""  # the symbol of a call of PyTorch; "" if there is none
+    engine: str = ""  # the symbol of a TensorRT engine; "" if there is none
+    known: tuple[int, ...] = ()  # indices of the inputs that are constants inside the engine
 
 
 @dataclass(frozen=True)
 class CudaProgram:
-    """Everything that an executable needs.
+    """Everything that an executable needs."""
 
-    Attributes:
-        plan: the record of the plan, with its kernels in order.
-        arch: the architecture of the cubins.
-        allow_tf32: whether calls may round float32 factors.
-        steps: the steps in the order in which they run.
-        copies: (output, source) of the outputs that no kernel writes directly.
-        tables: constant tables of 32-bit integers.
-        weights: the packed constants.
-        cubins: the cubins by symbol.
-        sources: the sources by symbol.
-        engines: the TensorRT engines by symbol.
-        engine_maker: what built the engines: the version of TensorRT and the device; "" if there are none.
-        is_parallel: whether independent kernels run on branches of the graph.
-        report: how the plan was found.
-    """
-
-    plan: PlanRecord
-    arch: int
-    allow_tf32: bool
-    steps: tuple[StepProgram, ...]
-    copies: tuple[tuple[int, BufferRecord], ...]
-    tables: tuple[tuple[int, ...], ...]
-    weights: Weights
-    cubins: Mapping[str, bytes]
-    sources: Mapping[str, str]
-    engines: Mapping[str, bytes] = field(default_factory=dict)
-    engine_maker: str = ""
-    is_parallel: bool = False
-    report: Report = field(default_factory=Report)
+    plan: PlanRecord  # the record of the plan, with its kernels in order
+    arch: int  # the architecture of the cubins
+    allow_tf32: bool  # whether calls may round float32 factors
+    steps: tuple[StepProgram, ...]  # the steps in the order in which they run
+    copies: tuple[tuple[int, BufferRecord], ...]  # (output, source) of the outputs that no kernel writes directly
+    tables: tuple[tuple[int, ...], ...]  # constant tables of 32-bit integers
+    weights: Weights  # the packed constants
+    cubins: Mapping[str, bytes]  # the cubins by symbol
+    sources: Mapping[str, str]  # the sources by symbol
+    engines: Mapping[str, bytes] = field(default_factory=dict)  # the TensorRT engines by symbol
+    engine_maker: str = ""  # what built the engines: the version of TensorRT and the device; "" if there are none
+    is_parallel: bool = False  # whether independent kernels run on branches of the graph
+    report: Report = field(default_factory=Report)  # how the plan was found
 
     @property
     def launches(self) -> dict[str, LaunchRecord]:

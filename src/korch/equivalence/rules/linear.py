@@ -31,23 +31,14 @@ class FoldMatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FoldWitness:
-    """The right side: the linear primitive of `data` with other weights, followed by a shift.
+    """The right side: the linear primitive of `data` with other weights, followed by a shift."""
 
-    Attributes:
-        linear: the original linear primitive.
-        weights_at: the position of the weights among its inputs.
-        data: the other input.
-        weights: the new weights, float64, in the shape of the old ones.
-        shift: float64[n] or float64[], to add along `axis`; None if there is none.
-        axis: the output's channel axis.
-    """
-
-    linear: Primitive
-    weights_at: int
-    data: int
-    weights: Array
-    shift: Array | None
-    axis: int
+    linear: Primitive  # the original linear primitive
+    weights_at: int  # the position of the weights among its inputs
+    data: int  # the other input
+    weights: Array  # the new weights, float64, in the shape of the old ones
+    shift: Array | None  # float64[n] or float64[], to add along `axis`; None if there is none
+    axis: int  # the output's channel axis
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -34,19 +34,12 @@ FEWER = 2
 
 @dataclass(frozen=True, slots=True)
 class MoveMatch:
-    """An elementwise function of a moved value.
+    """An elementwise function of a moved value."""
 
-    Attributes:
-        root: its last step.
-        steps: all of them, each after what it reads.
-        numbers: the uniform constants that they read, with their numbers.
-        move: the transpose or reshape before them.
-    """
-
-    root: Primitive
-    steps: tuple[Primitive, ...]
-    numbers: tuple[tuple[int, float], ...]
-    move: Primitive
+    root: Primitive  # its last step
+    steps: tuple[Primitive, ...]  # all of them, each after what it reads
+    numbers: tuple[tuple[int, float], ...]  # the uniform constants that they read, with their numbers
+    move: Primitive  # the transpose or reshape before them
 
 
 def _match(view: View, root: Primitive) -> Iterator[MoveMatch]:
@@ -134,17 +127,12 @@ STEPS_COME_BEFORE_THE_MOVE = Rule(
 
 @dataclass(frozen=True, slots=True)
 class SmallStep:
-    """An elementwise step whose operands are all broadcast or uniform.
+    """An elementwise step whose operands are all broadcast or uniform."""
 
-    Attributes:
-        root: the step.
-        sources: for each operand the value from which it is broadcast, or its number if it is uniform.
-        shape: the shape of the result before the broadcast.
-    """
-
-    root: Primitive
+    root: Primitive  # the step
+    # for each operand the value from which it is broadcast, or its number if it is uniform
     sources: tuple[int | float, ...]
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # the shape of the result before the broadcast
 
 
 def _match_small(view: View, root: Primitive) -> Iterator[Primitive]:

@@ -31,19 +31,12 @@ def _axes(primitive: Primitive) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class ProductWitness:
-    """The factors before they are broadcast, and the role of each axis.
+    """The factors before they are broadcast, and the role of each axis."""
 
-    Attributes:
-        factors: the two values.
-        shapes: their shapes, with ones where they are broadcast.
-        axes: the axes of the batch, of the rows, of the columns, and of the sum.
-        shape: the shape of the elementwise product.
-    """
-
-    factors: tuple[int, int]
-    shapes: tuple[Shape, Shape]
-    axes: tuple[Shape, Shape, Shape, Shape]
-    shape: Shape
+    factors: tuple[int, int]  # the two values
+    shapes: tuple[Shape, Shape]  # their shapes, with ones where they are broadcast
+    axes: tuple[Shape, Shape, Shape, Shape]  # the axes of the batch, of the rows, of the columns, and of the sum
+    shape: Shape  # the shape of the elementwise product
 
 
 def _refuse_product(view: View, match: Pair) -> ProductWitness | RuleRefusal:
@@ -130,17 +123,11 @@ def _build_sum(writer: Writer, value: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MomentMatch:
-    """A sum, and the sum of squared deviations from its mean.
+    """A sum, and the sum of squared deviations from its mean."""
 
-    Attributes:
-        root: the one of the two that is rewritten.
-        mean: the sum of x.
-        squares: the sum of (x - m)² with m the mean.
-    """
-
-    root: Primitive
-    mean: Primitive
-    squares: Primitive
+    root: Primitive  # the one of the two that is rewritten
+    mean: Primitive  # the sum of x
+    squares: Primitive  # the sum of (x - m)² with m the mean
 
 
 @dataclass(frozen=True, slots=True)

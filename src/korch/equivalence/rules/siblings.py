@@ -35,21 +35,13 @@ class SiblingsMatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SiblingsWitness:
-    """The merged primitive, and the part of its result that belongs to the root.
+    """The merged primitive, and the part of its result that belongs to the root."""
 
-    Attributes:
-        root: one of the siblings.
-        weights_at: the position of the weights.
-        weights: the weights of all siblings, concatenated along their output channels.
-        axis: the channel axis of the output.
-        start: the first channel of the root.
-    """
-
-    root: Primitive
-    weights_at: int
-    weights: Array
-    axis: int
-    start: int
+    root: Primitive  # one of the siblings
+    weights_at: int  # the position of the weights
+    weights: Array  # the weights of all siblings, concatenated along their output channels
+    axis: int  # the channel axis of the output
+    start: int  # the first channel of the root
 
 
 def _match(view: View, root: Primitive) -> Iterator[SiblingsMatch]:

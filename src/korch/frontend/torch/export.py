@@ -40,22 +40,14 @@ NO_AXES: Mapping[tuple[int, int], Any] = {}
 
 @dataclass(frozen=True, eq=False)
 class Exported:
-    """A module as ONNX.
+    """A module as ONNX."""
 
-    Attributes:
-        model: the model, with one input per tensor of a call and one output per distinct tensor of its result.
-        trees: the forms of its arguments and of its results.
-        program: the ExportedProgram that it was translated from.
-        tensors: the tensors of the example call.
-        run: calls the module; returns the distinct tensors of its result.
-        shapes: the shapes of the model's inputs by name, if the model leaves sizes open.
-    """
-
-    model: HeldModel
-    trees: Trees
-    program: Any
-    tensors: Sequence[Any]
-    run: Callable[[Sequence[Any]], list[Any]]
+    model: HeldModel  # the model, with one input per tensor of a call and one output per distinct tensor of its result
+    trees: Trees  # the forms of its arguments and of its results
+    program: Any  # the ExportedProgram that it was translated from
+    tensors: Sequence[Any]  # the tensors of the example call
+    run: Callable[[Sequence[Any]], list[Any]]  # calls the module; returns the distinct tensors of its result
+    # the shapes of the model's inputs by name, if the model leaves sizes open
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def samples(self, limit_s: float) -> Iterator[ModuleInputs]:

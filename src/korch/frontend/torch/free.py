@@ -17,23 +17,16 @@ from korch.ranges.form import Dimension, Sizes
 
 @dataclass(frozen=True, eq=False)
 class FreeModule:
-    """A module that takes tensors of several sizes, exported once for all of them.
+    """A module that takes tensors of several sizes, exported once for all of them."""
 
-    Attributes:
-        dimensions: the free dimensions, each named by the first input that has it and its axis there.
-        axes: the number of the dimension of each free axis, by the number of a tensor and the axis.
-        module: the module.
-        args: the positional arguments of an example call with the largest sizes.
-        kwargs: its keyword arguments.
-        name: the module's name, for messages.
-    """
-
+    # the free dimensions, each named by the first input that has it and its axis there
     dimensions: tuple[Dimension, ...]
+    # the number of the dimension of each free axis, by the number of a tensor and the axis
     axes: Mapping[tuple[int, int], int]
-    module: Any
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-    name: str
+    module: Any  # the module
+    args: Sequence[Any]  # the positional arguments of an example call with the largest sizes
+    kwargs: Mapping[str, Any]  # its keyword arguments
+    name: str  # the module's name, for messages
 
     @staticmethod
     def at_largest(

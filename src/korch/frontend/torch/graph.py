@@ -65,20 +65,13 @@ def like(arg: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class FreeGraph:
-    """A graph for all sizes of its symbolic dimensions.
+    """A graph for all sizes of its symbolic dimensions."""
 
-    Attributes:
-        module: the module, which takes the input tensors that are not weights.
-        axes: (position of an input, axis, number of a dimension) of each symbolic axis.
-        tensors: the positions of the inputs that the module takes.
-        numbers: the inputs that are constants of the module and no weights, by position.
-        returned: for a place in the result, the position of the input that is a size and returned there.
-    """
-
-    module: FreeModule
-    axes: tuple[tuple[int, int, int], ...]
-    tensors: tuple[int, ...]
-    numbers: Mapping[int, Any]
+    module: FreeModule  # the module, which takes the input tensors that are not weights
+    axes: tuple[tuple[int, int, int], ...]  # (position of an input, axis, number of a dimension) of each symbolic axis
+    tensors: tuple[int, ...]  # the positions of the inputs that the module takes
+    numbers: Mapping[int, Any]  # the inputs that are constants of the module and no weights, by position
+    # for a place in the result, the position of the input that is a size and returned there
     returned: Mapping[int, int]
 
     def takes(self, args: Sequence[Any]) -> bool:

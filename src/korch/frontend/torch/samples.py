@@ -25,34 +25,22 @@ LOW = -1e4
 
 @dataclass(frozen=True)
 class ModuleInputs:
-    """Inputs of a module.
+    """Inputs of a module."""
 
-    Attributes:
-        name: what is special, for messages.
-        inputs: the tensors of a call.
-        outputs: the tensors of the result.
-    """
-
-    name: str
-    inputs: list[Any]
-    outputs: list[Any]
+    name: str  # what is special, for messages
+    inputs: list[Any]  # the tensors of a call
+    outputs: list[Any]  # the tensors of the result
 
 
 @dataclass(frozen=True)
 class InputUse:
-    """An input and how the module uses it.
+    """An input and how the module uses it."""
 
-    Attributes:
-        given: the example.
-        sizes: for integers, the sizes of the tensors that it may be an index of.
-        negatives: for integers, negative numbers in the operators that take it, such as one for an ignored label.
-        is_mask: whether it is added to the input of a softmax.
-    """
-
-    given: Any
-    sizes: frozenset[int]
+    given: Any  # the example
+    sizes: frozenset[int]  # for integers, the sizes of the tensors that it may be an index of
+    # for integers, negative numbers in the operators that take it, such as one for an ignored label
     negatives: frozenset[int]
-    is_mask: bool
+    is_mask: bool  # whether it is added to the input of a softmax
 
     @cached_property
     def example(self) -> Any:

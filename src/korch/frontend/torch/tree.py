@@ -20,19 +20,12 @@ from korch.errors import InputError, quoted
 
 @dataclass(frozen=True, eq=False)
 class Arguments:
-    """The form of a call: everything but the tensors.
+    """The form of a call: everything but the tensors."""
 
-    Attributes:
-        keywords: names of keyword arguments in their order.
-        spec: the tree of (positional arguments, keyword arguments).
-        leaves: per leaf, its value if it is not a tensor, or None.
-        tensors: positions of the leaves that are tensors.
-    """
-
-    keywords: tuple[str, ...]
-    spec: Any
-    leaves: tuple[Any, ...]
-    tensors: tuple[int, ...]
+    keywords: tuple[str, ...]  # names of keyword arguments in their order
+    spec: Any  # the tree of (positional arguments, keyword arguments)
+    leaves: tuple[Any, ...]  # per leaf, its value if it is not a tensor, or None
+    tensors: tuple[int, ...]  # positions of the leaves that are tensors
 
     @staticmethod
     def of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Arguments, list[Any]]:
@@ -99,19 +92,13 @@ class Arguments:
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """The form of what a module returns.
+    """The form of what a module returns."""
 
-    Attributes:
-        spec: the tree.
-        leaves: per leaf, its value if it is not a tensor, or None.
-        tensors: per leaf, the number of its tensor, or -1 if it is not a tensor. A tensor may occur at several leaves.
-        names: per tensor, the path of its first occurrence.
-    """
-
-    spec: Any
-    leaves: tuple[Any, ...]
+    spec: Any  # the tree
+    leaves: tuple[Any, ...]  # per leaf, its value if it is not a tensor, or None
+    # per leaf, the number of its tensor, or -1 if it is not a tensor. A tensor may occur at several leaves.
     tensors: tuple[int, ...]
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # per tensor, the path of its first occurrence
 
     @staticmethod
     def of(result: Any) -> tuple[Results, list[Any]]:
@@ -140,15 +127,10 @@ class Results:
 
 @dataclass(frozen=True, eq=False)
 class Trees:
-    """The forms of a module's arguments and results, with the tensors among them that its ONNX model takes and returns.
+    """The forms of a module's arguments and results, with the tensors among them that its ONNX model takes and returns."""
 
-    Attributes:
-        arguments: the form of a call.
-        results: the form of a result.
-    """
-
-    arguments: Arguments
-    results: Results
+    arguments: Arguments  # the form of a call
+    results: Results  # the form of a result
 
 
 def _step(key: Any) -> str:

@@ -20,17 +20,11 @@ Numbers = Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class _Taps:
-    """The windows along one axis.
+    """The windows along one axis."""
 
-    Attributes:
-        at: the place that each window reads with each tap, [windows, taps]; it may be outside of the axis.
-        is_inside: whether it is a place of the input.
-        is_padded: whether it is a place of the input or of the padding; windows of `ceil_mode` reach further.
-    """
-
-    at: Array
-    is_inside: Array
-    is_padded: Array
+    at: Array  # the place that each window reads with each tap, [windows, taps]; it may be outside of the axis
+    is_inside: Array  # whether it is a place of the input
+    is_padded: Array  # whether it is a place of the input or of the padding; windows of `ceil_mode` reach further
 
 
 def _taps(attributes: Given, n: int, i: int) -> _Taps:

@@ -16,28 +16,18 @@ from korch.primitive.types import ValueType
 
 @dataclass(frozen=True, slots=True)
 class LoopAttributes(OutputOfSeveral, Attributes):
-    """The body of a loop and how it is applied.
+    """The body of a loop and how it is applied."""
 
-    Attributes:
-        body: the text form of the graph of one iteration. Its inputs are the states, the slices and the other values;
-            its outputs are the next states and the slices of the results. All of its constants are written out.
-        trips: the number of iterations, at least 1.
-        states: the number of states.
-        reads_backward: for each input with slices, whether the first iteration reads the last slice.
-        writes_backward: the same for each output with slices.
-        inputs: the types of the loop's inputs, as text.
-        outputs: the types of all of its outputs, as text.
-        output: the position of the output that this primitive computes.
-    """
-
+    # the text form of the graph of one iteration. Its inputs are the states, the slices and the other values; its
+    # outputs are the next states and the slices of the results. All of its constants are written out.
     body: str
-    trips: int
-    states: int
-    reads_backward: tuple[bool, ...]
-    writes_backward: tuple[bool, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    output: int
+    trips: int  # the number of iterations, at least 1
+    states: int  # the number of states
+    reads_backward: tuple[bool, ...]  # for each input with slices, whether the first iteration reads the last slice
+    writes_backward: tuple[bool, ...]  # the same for each output with slices
+    inputs: tuple[str, ...]  # the types of the loop's inputs, as text
+    outputs: tuple[str, ...]  # the types of all of its outputs, as text
+    output: int  # the position of the output that this primitive computes
 
     def slice_of(self, trip: int, is_backward: bool) -> int:
         """Return the number of the slice that an iteration reads or writes."""

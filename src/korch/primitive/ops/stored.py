@@ -17,17 +17,11 @@ BITS = (2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class StoredAttributes(Attributes):
-    """How weights are stored.
+    """How weights are stored."""
 
-    Attributes:
-        bits: the bits of each integer. Adjacent terms of a column share a byte, the first one in the lowest bits.
-        block: the number of adjacent terms of a column with the same scale and zero point.
-        zero: the integer that represents 0, if zero points are not an input.
-    """
-
-    bits: int
-    block: int
-    zero: int = 0
+    bits: int  # the bits of each integer. Adjacent terms of a column share a byte, the first one in the lowest bits.
+    block: int  # the number of adjacent terms of a column with the same scale and zero point
+    zero: int = 0  # the integer that represents 0, if zero points are not an input
 
     @property
     def each(self) -> int:

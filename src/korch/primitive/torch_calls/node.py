@@ -32,23 +32,14 @@ WIDE_UNSIGNED = (DType.U16, DType.U32, DType.U64)
 
 @dataclass(frozen=True)
 class Node:
-    """An ONNX operator in the form that the rows of the table take.
+    """An ONNX operator in the form that the rows of the table take."""
 
-    Attributes:
-        inputs: the names of the input tensors; "" for an omitted input.
-        types: the type of each input; None for an omitted input.
-        outputs: the type of each output; None for an omitted output.
-        attributes: the operator's attributes, by name.
-        constants: the inputs whose values are known, by position.
-        version: the version of the operator set.
-    """
-
-    inputs: tuple[str, ...]
-    types: tuple[ValueType | None, ...]
-    outputs: tuple[ValueType | None, ...]
-    attributes: Mapping[str, Any]
-    constants: Mapping[int, Array]
-    version: int
+    inputs: tuple[str, ...]  # the names of the input tensors; "" for an omitted input
+    types: tuple[ValueType | None, ...]  # the type of each input; None for an omitted input
+    outputs: tuple[ValueType | None, ...]  # the type of each output; None for an omitted output
+    attributes: Mapping[str, Any]  # the operator's attributes, by name
+    constants: Mapping[int, Array]  # the inputs whose values are known, by position
+    version: int  # the version of the operator set
 
     def get(self, name: str, default: Any) -> Any:
         """Return an attribute, or `default` if it is missing; bytes are decoded to str."""

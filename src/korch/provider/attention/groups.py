@@ -30,17 +30,11 @@ MOST_ENDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """The primitives of a softmax over the last axis, and its input.
+    """The primitives of a softmax over the last axis, and its input."""
 
-    Attributes:
-        x: the input value.
-        primitives: the primitives of the softmax.
-        is_guarded: whether NaN results are replaced by 0: PyTorch exports it so, for rows that are
-            masked completely.
-    """
-
-    x: int
-    primitives: tuple[Primitive, ...]
+    x: int  # the input value
+    primitives: tuple[Primitive, ...]  # the primitives of the softmax
+    # whether NaN results are replaced by 0: PyTorch exports it so, for rows that are masked completely
     is_guarded: bool = False
 
 

@@ -14,17 +14,12 @@ ANY = "any"
 
 @dataclass(frozen=True, slots=True)
 class CallTensor:
-    """A tensor of a primitive.
+    """A tensor of a primitive."""
 
-    Attributes:
-        buffer: its position in the kernel's buffers.
-        dims: its sizes along oneDNN's axes.
-        form: its memory format: a format tag (`abcd`), a stride for each axis, or `any`, for which
-            the library chooses the format that it prefers.
-    """
-
-    buffer: int
-    dims: Dims
+    buffer: int  # its position in the kernel's buffers
+    dims: Dims  # its sizes along oneDNN's axes
+    # its memory format: a format tag (`abcd`), a stride for each axis, or `any`, for which the library chooses the
+    # format that it prefers
     form: str | Dims
 
 
@@ -47,39 +42,26 @@ class Binary:
 
 @dataclass(frozen=True, slots=True)
 class PrimitiveCall:
-    """A oneDNN primitive with all of its arguments.
+    """A oneDNN primitive with all of its arguments."""
 
-    Attributes:
-        kind: convolution, deconvolution, matmul, pooling or reorder.
-        algorithm: the constant of `dnnl_alg_kind_t` that some kinds take, without its prefix.
-        tensors: the tensors that it reads and writes: x, w and y, or x and y.
-        bias: a tensor that is added per output channel.
-        steps: strides, then the kernel (pooling only), dilations (0 means dense), pads before and after.
-        post: post-operations in order.
-    """
-
-    kind: str
-    algorithm: str
-    tensors: tuple[CallTensor, ...]
-    bias: CallTensor | None = None
+    kind: str  # convolution, deconvolution, matmul, pooling or reorder
+    algorithm: str  # the constant of `dnnl_alg_kind_t` that some kinds take, without its prefix
+    tensors: tuple[CallTensor, ...]  # the tensors that it reads and writes: x, w and y, or x and y
+    bias: CallTensor | None = None  # a tensor that is added per output channel
+    # strides, then the kernel (pooling only), dilations (0 means dense), pads before and after
     steps: tuple[Dims, ...] = ()
-    post: tuple[Eltwise | Binary, ...] = ()
+    post: tuple[Eltwise | Binary, ...] = ()  # post-operations in order
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryAnswer:
-    """How the library would run a call.
+    """How the library would run a call."""
 
-    Attributes:
-        implementation: the library's name of the implementation.
-        weights: the layout of the weights in memory, in terms of oneDNN's axes; None if there are no
-            weights, or if no format tag has this layout.
-        workspace_bytes: the scratch memory of a run.
-    """
-
-    implementation: str
+    implementation: str  # the library's name of the implementation
+    # the layout of the weights in memory, in terms of oneDNN's axes; None if there are no weights, or if no format tag
+    # has this layout
     weights: Layout | None
-    workspace_bytes: int
+    workspace_bytes: int  # the scratch memory of a run
 
     @property
     def is_reference(self) -> bool:

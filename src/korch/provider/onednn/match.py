@@ -34,40 +34,24 @@ class Other:
 
 @dataclass(frozen=True, slots=True)
 class MatrixView:
-    """The view of a plain tensor that a matrix product reads or writes: a reshape and a permutation of axes.
+    """The view of a plain tensor that a matrix product reads or writes: a reshape and a permutation of axes."""
 
-    Attributes:
-        shape: the tensor's shape after the reshape.
-        perm: axis i of the matrix product is axis perm[i] of the shape.
-    """
-
-    shape: Dims
-    perm: Dims
+    shape: Dims  # the tensor's shape after the reshape
+    perm: Dims  # axis i of the matrix product is axis perm[i] of the shape
 
 
 @dataclass(frozen=True, slots=True)
 class OneDnnOp:
-    """A primitive in oneDNN's terms.
+    """A primitive in oneDNN's terms."""
 
-    Attributes:
-        op: conv, conv_transpose, matmul, pool_max, pool_average, or reorder.
-        primitive: its main primitive; None for a reorder.
-        inputs: the positions of its own inputs among the group's inputs.
-        views: for a matrix product, the views of its operands and of its result.
-        pads_begin: zeros before each spatial axis, in addition to the primitive's own pads.
-        pads_end: zeros after each spatial axis, in addition to the primitive's own pads.
-        bias: the input position of a bias, or None.
-        post: post-operations in order.
-    """
-
-    op: str
-    primitive: Primitive | None
-    inputs: tuple[int, ...]
-    views: tuple[MatrixView, ...] = ()
-    pads_begin: Dims = ()
-    pads_end: Dims = ()
-    bias: int | None = None
-    post: tuple[Eltwise | Other, ...] = ()
+    op: str  # conv, conv_transpose, matmul, pool_max, pool_average, or reorder
+    primitive: Primitive | None  # its main primitive; None for a reorder
+    inputs: tuple[int, ...]  # the positions of its own inputs among the group's inputs
+    views: tuple[MatrixView, ...] = ()  # for a matrix product, the views of its operands and of its result
+    pads_begin: Dims = ()  # zeros before each spatial axis, in addition to the primitive's own pads
+    pads_end: Dims = ()  # zeros after each spatial axis, in addition to the primitive's own pads
+    bias: int | None = None  # the input position of a bias, or None
+    post: tuple[Eltwise | Other, ...] = ()  # post-operations in order
 
 
 UNARY = {

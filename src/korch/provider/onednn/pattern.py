@@ -47,17 +47,11 @@ PATTERNS: tuple[tuple[str, OpPattern], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """An activation function in a graph.
+    """An activation function in a graph."""
 
-    Attributes:
-        operation: the post-operation in oneDNN's terms.
-        output: the value that it computes.
-        used: the intermediate values that it computes, and the output.
-    """
-
-    operation: Eltwise
-    output: int
-    used: frozenset[int]
+    operation: Eltwise  # the post-operation in oneDNN's terms
+    output: int  # the value that it computes
+    used: frozenset[int]  # the intermediate values that it computes, and the output
 
 
 def find_activation(graph: PrimitiveGraph, value: int) -> Activation | None:

@@ -37,25 +37,15 @@ MOST_WARPS = 8
 
 @dataclass(frozen=True, slots=True)
 class ProgramTile:
-    """The tile that one program computes, and how.
+    """The tile that one program computes, and how."""
 
-    Attributes:
-        rows: the rows of its tile of results.
-        columns: the columns of its tile of results.
-        terms: the terms (elements along the reduction axis) that are loaded at a time.
-        warps: the warps of the program.
-        stages: the pipeline stages: the number of loads in flight.
-        parts: the number of parts into which the terms are split, each computed by another program.
-        product: how elements are multiplied.
-    """
-
-    rows: int
-    columns: int
-    terms: int
-    warps: int
-    stages: int
-    parts: int = 1
-    product: Product = Product.F32
+    rows: int  # the rows of its tile of results
+    columns: int  # the columns of its tile of results
+    terms: int  # the terms (elements along the reduction axis) that are loaded at a time
+    warps: int  # the warps of the program
+    stages: int  # the pipeline stages: the number of loads in flight
+    parts: int = 1  # the number of parts into which the terms are split, each computed by another program
+    product: Product = Product.F32  # how elements are multiplied
 
     def __str__(self) -> str:
         text = f"{self.rows}x{self.columns}x{self.terms}w{self.warps}s{self.stages}"

@@ -34,19 +34,12 @@ logger = logging.getLogger("korch.orchestrate")
 
 @dataclass(frozen=True)
 class Grouping:
-    """Kernels that could run instead of some kernels of a plan.
+    """Kernels that could run instead of some kernels of a plan."""
 
-    Attributes:
-        kernels: the kernels that would run.
-        instead: the indices in the plan of the kernels that they would replace.
-        cost_ns: the cost of `kernels`.
-        instead_ns: the cost of the replaced kernels.
-    """
-
-    kernels: tuple[Candidate, ...]
-    instead: tuple[int, ...]
-    cost_ns: int
-    instead_ns: int
+    kernels: tuple[Candidate, ...]  # the kernels that would run
+    instead: tuple[int, ...]  # the indices in the plan of the kernels that they would replace
+    cost_ns: int  # the cost of `kernels`
+    instead_ns: int  # the cost of the replaced kernels
 
     @property
     def more_ns(self) -> int:

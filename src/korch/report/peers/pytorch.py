@@ -18,17 +18,11 @@ from korch.report.peers.peer import Array, Arrays, Run, contiguous, import_objec
 
 @dataclass(frozen=True, slots=True)
 class TorchPeer:
-    """PyTorch.
+    """PyTorch."""
 
-    Attributes:
-        name: "eager" or "inductor".
-        is_compiled: whether `torch.compile` is applied.
-        module: "package.module:OBJECT", the module or a function that returns it.
-    """
-
-    name: str
-    is_compiled: bool
-    module: str = ""
+    name: str  # "eager" or "inductor"
+    is_compiled: bool  # whether `torch.compile` is applied
+    module: str = ""  # "package.module:OBJECT", the module or a function that returns it
 
     def with_module(self, module: str) -> TorchPeer:
         """Return the peer that runs this module."""
