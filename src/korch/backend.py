@@ -32,10 +32,7 @@ if TYPE_CHECKING:
 def open_meter(options: Options, weights_bytes: int = 0, end: Deadline | None = None) -> AnyMeter:
     """Return the meter of the target that the options name; it is a context manager.
 
-    Args:
-        options: the target, threads, cache folder.
-        weights_bytes: size of the model's constants; if it is large, they are not in a cache when a run begins.
-        end: when to give up a compiler whose result is needed.
+    `weights_bytes`: size of the model's constants; if it is large, they are not in a cache when a run begins.
 
     Raises:
         UnsupportedError: the target is not available.
@@ -109,13 +106,7 @@ def maker(
 ) -> Make:
     """Return a function that builds an executable from a plan's kernels.
 
-    Args:
-        graph: the model's graph.
-        meter: the meter that has compiled the kernels.
-        options: stored in the plan.
-        model: the model that the graph was made from.
-        certificate: what the search proved about the plan.
-        runs_tasks: whether threads wait for single tasks, not for whole kernels (on CPUs only).
+    `runs_tasks`: whether threads wait for single tasks, not for whole kernels (on CPUs only).
     """
     from korch.runtime.build import Origin
 

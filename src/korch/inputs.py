@@ -42,10 +42,7 @@ def random_arrays(tensors: Tensors, seed: int = 0) -> Arrays:
 def random_inputs(model_path: Path, seed: int = 0, shapes: Mapping[str, Sequence[int]] | None = None) -> Arrays:
     """Make an array for each input of the model, in the model's order.
 
-    Args:
-        model_path: an ONNX file.
-        seed: the random seed.
-        shapes: the shapes of inputs with unknown dimensions; they override known shapes too.
+    `shapes`: the shapes of inputs with unknown dimensions; they override known shapes too.
 
     Raises:
         ModelError: the file can't be read as ONNX.
@@ -103,9 +100,7 @@ def free_dimensions(graph: Any, inputs: Arrays) -> dict[str, int]:
 def given_arrays(given: Path | Mapping[str, Any], tensors: Tensors) -> Arrays:
     """Return the arrays of the option `inputs`, converted to the model's element types.
 
-    Args:
-        given: a file .npz, or arrays by name.
-        tensors: the model's inputs.
+    `given`: a file .npz, or arrays by name.
 
     Raises:
         OptionError: they can't be read, or names, shapes or element types are not the model's.

@@ -78,11 +78,8 @@ Differences = Mapping[str, Difference]
 def difference(actual: Array, wanted: Array, own: Array | None = None) -> Difference:
     """Return the error of an array against another.
 
-    Args:
-        actual: the computed array.
-        wanted: the exact result.
-        own: the result of the model in its own types. Differences are relative to the larger of its size
-            and that of `wanted`, so that an exact result of 0 everywhere can be compared.
+    `wanted`: the exact result. `own`: the result of the model in its own types. Differences are relative to the larger
+    of its size and that of `wanted`, so that an exact result of 0 everywhere can be compared.
 
     Returns:
         Infinite differences if the shapes are not equal, or if NaN or infinities are not at the same

@@ -78,8 +78,7 @@ class Target:
 
         Matrix units support any number of components; avx512_bf16 only numbers that are one component.
 
-        Args:
-            pairs: the number of products of components for one product of two numbers.
+        `pairs`: the number of products of components for one product of two numbers.
         """
         return self.isa == "amx" or (self.isa == "avx512_bf16" and pairs == 1)
 
@@ -97,13 +96,9 @@ def detect_target(
 ) -> Target:
     """Return the target for this machine.
 
-    Args:
-        threads: threads that executables use.
-        compiler: the compiler's name and version.
-        libraries: further versions that timings depend on.
-        matrix_units: whether matrix units (which multiply bytes, and float32 numbers split into components) and
-            instructions that multiply bfloat16 may be used.
-        isa: the instruction set; "" for that in `$KORCH_ISA` or, without it, the best one of this CPU.
+    `matrix_units`: whether matrix units (which multiply bytes, and float32 numbers split into components) and
+    instructions that multiply bfloat16 may be used. `isa`: the instruction set; "" for that in `$KORCH_ISA` or, without
+    it, the best one of this CPU.
 
     Raises:
         OptionError: this CPU does not have the instruction set.

@@ -64,9 +64,7 @@ def dominated_kernels(problem: Problem, costs_ns: Sequence[int], excluded: Colle
 def diagnose(problem: Problem, describe: Describe | None = None) -> None:
     """Raise an error that explains why there is no plan, if that can be found without a solver.
 
-    Args:
-        problem: the instance.
-        describe: returns the name of a value for messages; `%12` if not given.
+    `describe`: returns the name of a value for messages; `%12` if not given.
 
     Raises:
         InfeasibleError: a required port can't be written. The message names the port that is missing,

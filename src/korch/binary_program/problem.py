@@ -132,9 +132,7 @@ class Problem:
     def with_costs(self, costs_ns: Sequence[int], is_measured: Sequence[bool] | None = None) -> Problem:
         """Return the same instance with other costs.
 
-        Args:
-            costs_ns: the cost of each kernel.
-            is_measured: whether each is measured; as before if not given.
+        `is_measured`: whether each is measured; as before if not given.
         """
         flags = is_measured or [kernel.is_measured for kernel in self.kernels]
         kernels = tuple(
@@ -198,12 +196,8 @@ class Certificate:
     ) -> Certificate:
         """Return the certificate of a plan.
 
-        Args:
-            objective_ns: its cost.
-            bound_ns: a lower bound; it is reduced to the plan's cost if it is larger.
-            flags: per candidate, whether its cost is measured.
-            chosen: the candidates of the plan.
-            seconds: how long the search took.
+        `bound_ns`: a lower bound; it is reduced to the plan's cost if it is larger. `flags`: per candidate, whether its
+        cost is measured.
         """
         bound_ns = min(bound_ns, objective_ns)
         status = Status.OPTIMAL if bound_ns == objective_ns else Status.FEASIBLE

@@ -94,10 +94,8 @@ class Relaxer:
     def solve(self, costs_ns: Sequence[int], forbidden: Collection[int], seconds: float) -> Relaxation:
         """Solve for the given costs.
 
-        Args:
-            costs_ns: one per kernel.
-            forbidden: kernels that must not be used.
-            seconds: time limit; if it is too short, the bound is valid but weaker.
+        `forbidden`: kernels that must not be used. `seconds`: time limit; if it is too short, the bound is valid but
+        weaker.
         """
         self._load_new_rows()
         objective, forbidden = self.solver.Objective(), frozenset(forbidden)

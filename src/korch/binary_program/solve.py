@@ -91,12 +91,9 @@ class Solver:
     ) -> None:
         """Build the program.
 
-        Args:
-            problem: the instance.
-            describe: returns the name of a value for messages.
-            like: an instance that was checked before. If `problem` has the same kernels and the same
-                given values, in whatever layouts, it is not checked again.
-            limits: the threads and the seed of CP-SAT, and limits of the solver.
+        `like`: an instance that was checked before. If `problem` has the same kernels and the same given values, in
+        whatever layouts, it is not checked again. `limits`: the threads and the seed of CP-SAT, and limits of the
+        solver.
 
         Raises:
             InvalidGraphError: the instance breaks a rule.
@@ -177,10 +174,8 @@ class Solver:
     ) -> tuple[int, dict[int, int]]:
         """Return a lower bound, and for each kernel the least amount by which a plan with it exceeds the bound.
 
-        Args:
-            costs_ns: the cost of each kernel.
-            seconds: time limit; if it is too short, the result is valid but weaker.
-            excluded: kernels that must not be used.
+        `seconds`: time limit; if it is too short, the result is valid but weaker. `excluded`: kernels that must not be
+        used.
 
         Returns:
             The bound, and nanoseconds per kernel; kernels that no plan can use are left out.
@@ -385,10 +380,8 @@ def _load(
 ) -> tuple[cp_model.CpModel, dict[int, cp_model.IntVar]]:
     """Return the program over some of its variables as a CP-SAT model.
 
-    Args:
-        program: has the rows and variables.
-        alive: bool[variable]: the variables to load; the others are 0.
-        matrix: the program's first rows; rows that were added later are not in it.
+    `alive`: bool[variable]: the variables to load; the others are 0. `matrix`: the program's first rows; rows that were
+    added later are not in it.
     """
     from ortools.sat.python import cp_model
 

@@ -77,9 +77,7 @@ def _kernel_has_no_cycle(problem: Problem, k: int) -> None:
 def verify_plan(problem: Problem, plan: Plan) -> tuple[int, ...]:
     """Check a plan; its kernels may be in any order.
 
-    Args:
-        problem: the instance.
-        plan: a plan with kernels; one whose status is INFEASIBLE or UNKNOWN must have none.
+    `plan`: a plan with kernels; one whose status is INFEASIBLE or UNKNOWN must have none.
 
     Returns:
         The plan's kernels in an order in which they can run: the given one if it can.

@@ -22,9 +22,7 @@ class Attachment:
     def __init__(self, graph: PrimitiveGraph, attach_chains: bool) -> None:
         """Initialize.
 
-        Args:
-            graph: the graph.
-            attach_chains: whether chains are attached, too, and not only broadcasts and slices.
+        `attach_chains`: whether chains are attached, too, and not only broadcasts and slices.
         """
         self.graph, self.attach_chains = graph, attach_chains
         self.outputs = {value for _, value in graph.outputs}

@@ -280,10 +280,8 @@ def _share_read(window: Sequence[int], attributes: ConvAttributes | PoolAttribut
 def make_group(graph: PrimitiveGraph, primitives: Iterable[int], outputs: Sequence[int]) -> Group:
     """Return the group of some primitives of a graph.
 
-    Args:
-        graph: the model's graph.
-        primitives: ids of primitives, with at most one alternative per value and without cycles.
-        outputs: the values to write, each computed by one of the primitives.
+    `primitives`: ids of primitives, with at most one alternative per value and without cycles. `outputs`: the values to
+    write, each computed by one of the primitives.
     """
     chosen = tuple(sorted(primitives))
     rows = [graph.primitives[p] for p in chosen]

@@ -86,12 +86,8 @@ def enumerate_groups(
 ) -> tuple[tuple[Group, ...], EnumerationReport]:
     """Return every group of a graph within the limits, in a deterministic order.
 
-    Args:
-        graph: the graph.
-        options: the limits.
-        most_groups: if there are more, no group is returned, and the report counts those found so far.
-        deadline: when to stop looking for more groups; the report then names the limit "budget".
-        shapes: the kinds of groups to find.
+    `most_groups`: if there are more, no group is returned, and the report counts those found so far. `deadline`: when
+    to stop looking for more groups; the report then names the limit "budget".
 
     Source:
         "Optimal Kernel Orchestration for Tensor Programs with Korch" (ASPLOS 2024), section 4 and
@@ -294,10 +290,7 @@ class _Space:
     def _hull(self, mask: int, between: int, rivals: int) -> int:
         """Return the least convex set that contains a set: the set and all primitives on paths between its members.
 
-        Args:
-            mask: the set.
-            between: the primitives outside the set that have an ancestor and a descendant in it.
-            rivals: the other alternatives for the set's values.
+        `between`: the primitives outside the set that have an ancestor and a descendant in it.
         """
         if between & rivals:
             between = self._on_paths(mask, between & ~rivals)
@@ -329,12 +322,7 @@ class _Space:
         return reached & ~mask
 
     def is_legal(self, mask: int, added: int) -> bool:
-        """Return whether a set can be a kernel, apart from the limits on its size.
-
-        Args:
-            mask: the set.
-            added: the primitives that were added to a legal set.
-        """
+        """Return whether a set can be a kernel, apart from the limits on its size."""
         linear, opaque = mask & self.linear, mask & self.opaque
         if linear & (linear - 1) or (opaque and mask & ~opaque):
             return False

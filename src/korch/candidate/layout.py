@@ -84,9 +84,7 @@ class Layout:
         This holds if every axis outside the concatenated one has only one step, and each operand except the
         last ends with a complete block.
 
-        Args:
-            shapes: the shapes of the operands; they differ along `axis` only.
-            axis: the axis along which they are concatenated.
+        `shapes`: the shapes of the operands; they differ along `axis` only.
         """
         outer = self.order[: self.order.index(axis)]
         return all(-(-shapes[0][a] // self.block(a)) == 1 for a in outer) and not any(
@@ -208,9 +206,7 @@ OF_BYTES = (DType.U8, DType.I8, DType.I32)
 def layout_choices(type_: ValueType, lanes: int) -> tuple[Layout, ...]:
     """Return the layouts that are considered for a value that one kernel writes for another.
 
-    Args:
-        type_: the value's type.
-        lanes: float32 elements in a vector register.
+    `lanes`: float32 elements in a vector register.
 
     Returns:
         Plain; for values with axes n, c and two or three spatial axes also channels-last, and, unless the

@@ -41,9 +41,7 @@ class GroupShape:
 def around(*anchors: str, widens: bool = False) -> GroupShape:
     """Return the shape of a linear primitive with layout primitives before it and elementwise primitives after it.
 
-    Args:
-        anchors: names of linear operations.
-        widens: whether casts to float32, from 16-bit floats or from constants of bytes, may also stand before it.
+    `widens`: whether casts to float32, from 16-bit floats or from constants of bytes, may also stand before it.
     """
     return GroupShape(anchors, widens=widens)
 

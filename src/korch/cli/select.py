@@ -19,9 +19,7 @@ Shapes = Mapping[str, Sequence[int]]
 def inputs_at(executable: Runnable, shapes: Shapes) -> list[TensorInfo]:
     """Return descriptions of inputs with fixed sizes.
 
-    Args:
-        executable: any executable.
-        shapes: the shapes of inputs, or sizes of dimensions, by name; without them the executable chooses.
+    `shapes`: the shapes of inputs, or sizes of dimensions, by name; without them the executable chooses.
 
     Raises:
         OptionError: no plan takes these shapes.
@@ -35,11 +33,6 @@ def inputs_at(executable: Runnable, shapes: Shapes) -> list[TensorInfo]:
 
 def plan_at(executable: Runnable, shapes: Shapes, name: str | Path) -> PlanExecutable:
     """Return the plan of an executable that takes inputs of these shapes.
-
-    Args:
-        executable: any executable.
-        shapes: as in `inputs_at`.
-        name: the artifact, for messages.
 
     Raises:
         OptionError: no plan takes these shapes, or a part of the model runs on the host.

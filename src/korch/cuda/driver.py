@@ -99,11 +99,6 @@ class CudaFunction:
     def launch(self, programs: int, pointers: Sequence[int], stream: int) -> None:
         """Launch the kernel asynchronously.
 
-        Args:
-            programs: the number of programs.
-            pointers: the addresses of its buffers.
-            stream: the stream's handle.
-
         Raises:
             DriverError: the launch was refused.
         """

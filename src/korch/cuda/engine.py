@@ -54,9 +54,7 @@ def maker(device: str, arch: int) -> str:
 def build_engine(network: bytes, allow_tf32: bool) -> bytes:
     """Return the engine of a network, built on this machine's device.
 
-    Args:
-        network: an ONNX model with all of its weights.
-        allow_tf32: whether float32 products may round their operands.
+    `allow_tf32`: whether float32 products may round their operands.
 
     Raises:
         CompileError: TensorRT rejects the network; the message contains TensorRT's own.
@@ -104,9 +102,7 @@ class TensorRtEngine:
     def __init__(self, image: bytes, names: Sequence[str]) -> None:
         """Load an engine.
 
-        Args:
-            image: the result of `build_engine`.
-            names: the names of its inputs and outputs, in the order in which `run` takes them.
+        `names`: the names of its inputs and outputs, in the order in which `run` takes them.
 
         Raises:
             ProviderError: TensorRT can't load it, or has not enough memory for it.
@@ -126,11 +122,8 @@ class TensorRtEngine:
     def run(self, tensors: Sequence[Any], inputs: int, stream: int) -> list[Any]:
         """Run the engine asynchronously on the current stream of PyTorch.
 
-        Args:
-            tensors: the bytes, as uint8[n], of its inputs and outputs; those that do not begin at
-                multiples of 256 bytes are copied.
-            inputs: the number of inputs, which come first.
-            stream: the handle of the current stream.
+        `tensors`: the bytes, as uint8[n], of its inputs and outputs; those that do not begin at multiples of 256 bytes
+        are copied.
 
         Returns:
             The copies: they must be kept as long as a graph that has captured the run.

@@ -18,9 +18,7 @@ def library_flags(torch: Any, allow_tf32: bool) -> Iterator[None]:
 
     The switches are restored at the end.
 
-    Args:
-        torch: the module.
-        allow_tf32: whether operands may be rounded.
+    `allow_tf32`: whether operands may be rounded.
     """
     wanted = switches(torch, allow_tf32)
     before = [getattr(holder, name) for holder, name, _ in wanted]

@@ -148,10 +148,7 @@ def aligned(size_bytes: int) -> int:
 def make_launch(printed: PrintedLaunches, number: Mapping[str, int], types: Mapping[str, DType]) -> Launch:
     """Return the launch of a printed function.
 
-    Args:
-        printed: the function, with NAME in place of its symbol.
-        number: the number of each buffer, by name.
-        types: the element type of each buffer, by name.
+    `number`: the number of each buffer, by name. `types`: the element type of each buffer, by name.
     """
     symbol = content_name("k", f"{printed.source} {printed.warps}")
     return Launch(
@@ -169,10 +166,8 @@ def kernel_of(
 ) -> CudaKernel:
     """Check a printed tile program, and return its kernel.
 
-    Args:
-        printed: the program.
-        inputs: the names and element types of the buffers that it reads.
-        outputs: the names and element types of the buffers that it writes.
+    `inputs`: the names and element types of the buffers that it reads. `outputs`: the names and element types of the
+    buffers that it writes.
 
     Raises:
         InvalidGraphError: a check fails.

@@ -61,9 +61,7 @@ class CudaTarget:
         Without TF32, float32 is multiplied on matrix units with each operand split into three bfloat16, or without
         matrix units.
 
-        Args:
-            dtype: the element type.
-            is_exact: whether operands must not be rounded even if the target allows it.
+        `is_exact`: whether operands must not be rounded even if the target allows it.
         """
         if dtype in (DType.F16, DType.BF16):
             return (Product.F16 if dtype is DType.F16 else Product.BF16,)

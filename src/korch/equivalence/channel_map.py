@@ -81,11 +81,7 @@ class ChannelMap:
 def cheapest_place(view: View, value: int, channel_map: ChannelMap, root: int) -> MapPlace | None:
     """Return the cheapest way to map a value other than to map the value itself; None if there is none.
 
-    Args:
-        view: the graph.
-        value: the value to map, the input of the primitive that computes `root`.
-        channel_map: the map.
-        root: the mapped value.
+    `value`: the value to map, the input of the primitive that computes `root`.
     """
     return _Walk(view, root).below(value, channel_map)
 

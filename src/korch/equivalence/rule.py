@@ -177,10 +177,7 @@ class Writer:
     def along(self, vector: Array, axis: int, type_: ValueType) -> int:
         """Return a constant of a type whose elements depend only on their position along one axis.
 
-        Args:
-            vector: float64[type_.shape[axis]], or one element for all.
-            axis: the axis.
-            type_: the type of the result.
+        `vector`: float64[type_.shape[axis]], or one element for all.
         """
         shape = [1] * type_.rank
         if np.ndim(vector):
@@ -271,9 +268,7 @@ def stands(
 ) -> Callable[[View, Primitive], Iterator[Found]]:
     """Return a `match` that yields each match of a pattern at a root.
 
-    Args:
-        pattern: the left side of the rule.
-        accept: whether to yield a match.
+    `accept`: whether to yield a match.
     """
 
     def match(view: View, root: Primitive) -> Iterator[Found]:

@@ -169,12 +169,7 @@ def saturate(
 
 
 def joined_reports(whole: SaturationReport, parts: SaturationReport) -> SaturationReport:
-    """Return the report on a model that was saturated as a whole, and then in parts by the other rules.
-
-    Args:
-        whole: the report on the model.
-        parts: the merged reports on the parts.
-    """
+    """Return the report on a model that was saturated as a whole, and then in parts by the other rules."""
     rules = {rule.name: rule for rule in (*whole.rules, *parts.rules)}
     stops = (whole.stopped, parts.stopped)
     return replace(
@@ -190,9 +185,8 @@ def joined_reports(whole: SaturationReport, parts: SaturationReport) -> Saturati
 def merge_reports(reports: Sequence[tuple[SaturationReport, Sequence[int]]]) -> SaturationReport:
     """Return the merged report of the reports on parts of a model.
 
-    Args:
-        reports: at least one report, all with the same rules, each with the model's value for every
-            value of its part's graph.
+    `reports`: at least one report, all with the same rules, each with the model's value for every value of its part's
+    graph.
     """
     first, _ = reports[0]
     if len(reports) == 1:
@@ -248,10 +242,6 @@ def first_known(graph: PrimitiveGraph, without: int | None = None) -> dict[int, 
     """Return the order in which values become known if all primitives run that can; other values are missing.
 
     A value that is known before a primitive's output does not need it, which avoids most of the search.
-
-    Args:
-        graph: with or without alternatives.
-        without: a value that is never known.
     """
     waits = [len(set(primitive.inputs)) for primitive in graph.primitives]
     found: dict[int, int] = {}

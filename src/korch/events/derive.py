@@ -31,9 +31,7 @@ Relation = dict[int, set[int]]
 def derive_events(names: Sequence[str], footprints: Footprints) -> TaskGraph:
     """Return the task graph of some stages.
 
-    Args:
-        names: the names of the stages, in the order of the plan.
-        footprints: what each task of each stage touches.
+    `names`: the names of the stages, in the order of the plan.
     """
     stages = tuple(EventStage(name, len(own)) for name, own in zip(names, footprints, strict=True))
     events: list[EventTensor] = []

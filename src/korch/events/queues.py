@@ -37,9 +37,7 @@ Clocks = dict[Task, tuple[int, ...]]
 def make_queues(graph: TaskGraph, orders: Sequence[Sequence[Task]]) -> Queues:
     """Return the queues of threads that run tasks in given orders.
 
-    Args:
-        graph: the tasks and events.
-        orders: the tasks of each thread; each task is in exactly one queue.
+    `orders`: the tasks of each thread; each task is in exactly one queue.
 
     Raises:
         InvalidGraphError: a task is missing, or threads would wait for each other forever.

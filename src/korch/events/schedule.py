@@ -84,15 +84,7 @@ def list_orders(
     count: int,
     costs: CoreCosts = DEFAULT_COSTS,
 ) -> list[list[Task]]:
-    """Return the order in which each thread runs its tasks.
-
-    Args:
-        graph: the tasks and events.
-        times_ns: the time of each task.
-        threads: the thread of each task.
-        count: how many threads there are.
-        costs: the costs of communication between the machine's cores.
-    """
+    """Return the order in which each thread runs its tasks."""
     producers = graph.producers()
     paths_ns = path_times(producers, times_ns)
     consumers: dict[Task, list[Task]] = {task: [] for task in producers}

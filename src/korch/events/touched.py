@@ -34,11 +34,8 @@ def touched_by(
 ) -> list[PortSpans]:
     """Return what sets of grid points touch of some buffers of a kernel.
 
-    Args:
-        program: the kernel's program, without parameters.
-        stage: a stage of it.
-        sets: int64[n], the numbers of the grid points of each set.
-        places: the locations of the buffers, by name; other buffers are left out.
+    `sets`: int64[n], the numbers of the grid points of each set. `places`: the locations of the buffers, by name; other
+    buffers are left out.
     """
     found: list[list[tuple[tuple[int, bool], Spans]]] = [[] for _ in sets]
     for access in dict.fromkeys(accesses(stage)):

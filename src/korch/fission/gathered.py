@@ -21,13 +21,7 @@ MULTIPLIED = (DType.F32, DType.F16, DType.BF16)
 
 
 def gathered_product(c: Context, a: ValueId, b: ValueId) -> ValueId | None:
-    """Return a product as a batch of products of a vector and a gathered matrix; None if it isn't one.
-
-    Args:
-        c: adds the primitives.
-        a: the first operand, as a stack of matrices.
-        b: the second operand, of the same rank.
-    """
+    """Return a product as a batch of products of a vector and a gathered matrix; None if it isn't one."""
     (rows, terms), columns = c.shape(a)[-2:], c.shape(b)[-1]
     lead = np.broadcast_shapes(c.shape(a)[:-2], c.shape(b)[:-2])
     if c.dtype(a) not in MULTIPLIED or not lead or min(rows, columns) != 1 or not math.prod(lead):

@@ -82,11 +82,7 @@ def _inside(
 ) -> tuple[PrimitiveGraph, tuple[ValueId, ...]]:
     """Return an iteration without what can run before the loop, and the values for its inputs.
 
-    Args:
-        c: the loop, to which primitives that run before it are added.
-        body: one iteration.
-        values: the values for its inputs.
-        end: the number of inputs that differ between iterations.
+    `c`: the loop, to which primitives that run before it are added.
     """
     builder = GraphBuilder()
     inside = {v: builder.input(f"i{i}", body.types[v]) for i, (_, v) in enumerate(body.inputs[:end])}

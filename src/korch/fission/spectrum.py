@@ -86,11 +86,7 @@ def _roots(products: Array, form: _Form) -> Array:
 def _transformed(c: Context, x: ValueId, form: _Form, weights: Array | float = 1.0) -> ValueId:
     """Transform rows.
 
-    Args:
-        c: where primitives are added.
-        x: the rows, [rows, length, components].
-        form: the transform, for which `_radix` has a finite cost.
-        weights: the factor of each term.
+    `x`: the rows, [rows, length, components].
 
     Returns:
         The results, [rows, kept, parts].

@@ -54,10 +54,6 @@ def split_operators(
 ) -> tuple[PrimitiveGraph, FissionReport]:
     """Split every operator by the given rules.
 
-    Args:
-        graph: the model.
-        rules: the rules for each type of operator.
-
     Returns:
         The primitive graph, and the report.
 
@@ -97,11 +93,7 @@ def evaluate_operator(
     Floats are computed in float64 and rounded once. Where elements are only moved, nothing is rounded; and integers
     that result from floats, as in a quantization, depend on the roundings of the operator's own types.
 
-    Args:
-        operator: the operator.
-        types: the types of its inputs and outputs.
-        arrays: its inputs by name.
-        rules: the rules for each type of operator.
+    `arrays`: its inputs by name.
 
     Returns:
         One array for each output, an empty one for an omitted output; None if no rule splits the operator.

@@ -26,11 +26,8 @@ class Window:
 def window_of(c: Context, kernel: Shape, *, crops: bool = False) -> Window:
     """Return an operator's window on its first input, with auto_pad resolved.
 
-    Args:
-        c: the operator.
-        kernel: the sizes of the window.
-        crops: whether pads may be negative where auto_pad SAME has strides longer than windows, as in
-            the standard's formula and in ONNX Runtime's pooling; otherwise they are 0.
+    `crops`: whether pads may be negative where auto_pad SAME has strides longer than windows, as in the standard's
+    formula and in ONNX Runtime's pooling; otherwise they are 0.
     """
     spatial = len(kernel)
     sizes = c.shape(c.input(0))[2:]

@@ -328,12 +328,7 @@ def define_contributed(
 ) -> list[onnx.NodeProto] | None:
     """Return the standard nodes that define a node of the domain com.microsoft, None if there is no definition here.
 
-    Args:
-        node: a NodeProto; its input names may be changed.
-        opsets: the version of each domain.
-        types: the types of the values so far.
-        constants: the values known so far.
-        model: the model's name, for messages.
+    `node`: a NodeProto; its input names may be changed.
 
     Raises:
         ModelError: an input is missing, or has another size than the attributes say.

@@ -30,11 +30,6 @@ FLOATS = frozenset({DType.F64, DType.F32, DType.F16, DType.BF16})
 def choose_defaults(proto: onnx.ModelProto, arrays: Mapping[str, Array], name: str) -> dict[str, Array]:
     """Return the elements of the initializers that can be given at run time, by name.
 
-    Args:
-        proto: the model.
-        arrays: the initializers that the model reads.
-        name: the model's name, for messages.
-
     Source:
         ONNX, IR specification, "Graphs": an initializer with the name of an input is its default value.
     """

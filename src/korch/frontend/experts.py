@@ -92,13 +92,7 @@ def gather_experts(
 ) -> list[onnx.NodeProto]:
     """Return the nodes without unrolled loops over experts; constants that they need are added to `constants`.
 
-    Args:
-        name: the model's name, for messages.
-        opsets: the version of each domain.
-        types: the types of the inputs.
-        nodes: in an order in which they can run.
-        constants: the constants by name.
-        outputs: names of the model's outputs.
+    `constants`: the constants by name.
     """
     if not any(node.op_type in SCATTERS for node in nodes) or not any(node.op_type == "NonZero" for node in nodes):
         return list(nodes)

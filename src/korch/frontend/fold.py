@@ -86,11 +86,7 @@ def evaluate_split(
 ) -> Sequence[Array] | None:
     """Return an operator's outputs, computed by primitives; None if there are none for it or for its types.
 
-    Args:
-        operator: the operator; its inputs are known.
-        types: the types of its outputs.
-        arrays: its inputs by name.
-        model: the model's name, for messages.
+    `arrays`: its inputs by name.
     """
     try:
         found = {name: static_type(types.get(name), name, operator.node, model) for name in operator.outputs if name}

@@ -26,9 +26,7 @@ Key: TypeAlias = tuple[str, str, str]
 def inline_functions(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
     """Return a model without local functions.
 
-    Args:
-        proto: the model; it is returned itself if it has no functions, and never changed.
-        name: its name, for messages.
+    `proto`: the model; it is returned itself if it has no functions, and never changed.
 
     Raises:
         ModelError: functions call each other in a cycle, or ONNX can't inline one.

@@ -36,9 +36,7 @@ FIRST = Stream(0, False)
 def read_loop(walk: Propagation, node: onnx.NodeProto) -> tuple[tuple[str, ...], Iteration]:
     """Return the values that a loop reads, in the order of its iteration's inputs, and the iteration.
 
-    Args:
-        walk: the walk that the node belongs to; a constant is added to it for the numbers of the iterations.
-        node: a Loop or Scan.
+    `walk`: the walk that the node belongs to; a constant is added to it for the numbers of the iterations.
 
     Raises:
         UnsupportedError: the number of iterations or a shape depends on data, or a state changes its type.

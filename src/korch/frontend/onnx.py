@@ -106,10 +106,8 @@ def load_segments(
 ) -> SegmentedModel:
     """Read an ONNX model of which some parts are not a graph of static tensors.
 
-    Args:
-        model: as for `load_model`.
-        shapes: shapes of inputs by name; needed for tensors that the model leaves open.
-        forced: names of nodes that the host must run, with the reasons.
+    `shapes`: shapes of inputs by name; needed for tensors that the model leaves open. `forced`: names of nodes that the
+    host must run, with the reasons.
 
     Raises:
         ModelError: as for `load_model`.
@@ -150,9 +148,6 @@ class LoadedModel:
 
 def read_model(model: str | Path | bytes | onnx.ModelProto | HeldModel) -> LoadedModel:
     """Read an ONNX model without inferring types; `load_model` infers them for each binding of its dimensions.
-
-    Args:
-        model: as for `load_model`.
 
     Raises:
         ModelError: as for `load_model`.

@@ -70,13 +70,7 @@ class Propagation:
     ) -> None:
         """Begin a walk.
 
-        Args:
-            model: the model's name, for messages.
-            opsets: the version of each domain.
-            types: the types of the inputs.
-            constants: the values known from the start.
-            outputs: names of the model's outputs.
-            host: what the host runs; None if all nodes must be in the static graph.
+        `host`: what the host runs; None if all nodes must be in the static graph.
         """
         self.model, self.opsets, self.wanted = model, opsets, set(outputs)
         self.types = types

@@ -71,11 +71,8 @@ COUNT, FREE = -100, -101
 def row_axes(first: str, nodes: Sequence[onnx.NodeProto], known: Propagation, rows: int) -> dict[str, int] | None:
     """Return the axis of rows of each value; None if a node may mix rows.
 
-    Args:
-        first: the result of `NonZero`, whose rows are on its second axis.
-        nodes: the nodes that depend on it; the last one is a scatter.
-        known: the types of all values, for this number of rows.
-        rows: the number of rows.
+    `first`: the result of `NonZero`, whose rows are on its second axis. `nodes`: the nodes that depend on it; the last
+    one is a scatter.
     """
     axes = {first: 1}
     for node in nodes[:-1]:

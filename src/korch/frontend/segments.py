@@ -56,15 +56,7 @@ class SegmentedModel:
 def cut_segments(
     name: str, walk: Propagation, inputs: Sequence[str], outputs: Sequence[str], ir_version: int
 ) -> SegmentedModel:
-    """Cut the operators and host nodes of a walk into segments.
-
-    Args:
-        name: the model's name, for messages.
-        walk: a finished walk.
-        inputs: names of the model's inputs.
-        outputs: names of the model's outputs.
-        ir_version: the ONNX IR version of the model.
-    """
+    """Cut the operators and host nodes of a walk into segments."""
     stages: list[list[Operator | HostNode]] = []
     stage_of: dict[str, int] = {}
     for item in _needed(walk, outputs):

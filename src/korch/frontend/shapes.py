@@ -24,10 +24,7 @@ def bind_inputs(
     A named dimension has the same size everywhere: once one input fixes it, it is known for the
     others.
 
-    Args:
-        declared: the model's inputs, as ValueInfoProtos.
-        shapes: shapes by input name; also sizes, as shapes of one number, by dimension name.
-        model: the model's name, for messages.
+    `shapes`: shapes by input name; also sizes, as shapes of one number, by dimension name.
 
     Raises:
         UnknownSizeError: a dimension is unknown.
@@ -162,10 +159,8 @@ def check_declared_outputs(declared: Sequence[onnx.ValueInfoProto], types: Mappi
 
     A different shape causes only a warning, as in ONNX Runtime: the nodes decide what is computed.
 
-    Args:
-        declared: the outputs as ValueInfoProtos; dimensions that they leave open are not compared.
-        types: the inferred types, by name; outputs without a static type are missing.
-        model: the model's name, for messages.
+    `declared`: the outputs as ValueInfoProtos; dimensions that they leave open are not compared. `types`: the inferred
+    types, by name; outputs without a static type are missing.
 
     Raises:
         ModelError: an output is declared with another element type.

@@ -27,10 +27,7 @@ PACKED_BITS = {"INT2": 2, "UINT2": 2, "INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "F
 def read_tensor(tensor: onnx.TensorProto, folder: Path | None, model: str) -> Array:
     """Return a tensor's elements.
 
-    Args:
-        tensor: a TensorProto.
-        folder: the model's folder, or None if the model came from memory.
-        model: the model's name, for messages.
+    `folder`: the model's folder, or None if the model came from memory.
 
     Raises:
         ModelError: the tensor is damaged, or its external data is missing, too short, or outside

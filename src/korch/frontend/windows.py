@@ -24,11 +24,7 @@ def correct_windows(
 ) -> None:
     """Correct the inferred types of a pooling or ConvTranspose; leave those of other nodes unchanged.
 
-    Args:
-        node: any node.
-        inputs: the types of its inputs by name.
-        found: the types that ONNX infers, by output name; corrected in place.
-        where: the node, for messages.
+    `inputs`: the types of its inputs by name. `found`: the types that ONNX infers, by output name; corrected in place.
 
     Raises:
         ModelError: a pooling's window is larger than the padded image.

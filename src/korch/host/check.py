@@ -88,10 +88,7 @@ class SegmentValues:
     def check(self, engine: HostEngine, model: onnx.ModelProto, limit_s: float | None) -> tuple[HostEngine, list[str]]:
         """Compute the outputs of a host segment.
 
-        Args:
-            engine: the engine that is to run it.
-            model: the segment.
-            limit_s: the seconds after which a reference is given up; None if there is no limit.
+        `limit_s`: the seconds after which a reference is given up; None if there is no limit.
 
         Returns:
             The engine whose results are right, and a text for each node that says how they were checked.
@@ -120,12 +117,6 @@ def check_host(
     engine: HostEngine, model: onnx.ModelProto, feeds: Values, limit_s: float | None = None
 ) -> tuple[HostEngine, dict[str, Any], list[str]]:
     """Check the results of a host segment.
-
-    Args:
-        engine: the engine that is to run it.
-        model: the segment.
-        feeds: its inputs.
-        limit_s: as for `SegmentValues.check`.
 
     Returns:
         The engine whose results are right, its results, and a text for each node that says how they were checked.

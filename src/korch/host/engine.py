@@ -40,10 +40,7 @@ class HostEngine:
     def __init__(self, model: onnx.ModelProto, threads: int, avoided: str = "") -> None:
         """Open the segment.
 
-        Args:
-            model: the segment; an input's type may be missing.
-            threads: the number of threads of ONNX Runtime.
-            avoided: why ONNX Runtime must not run it; "" if it may.
+        `model`: the segment; an input's type may be missing. `avoided`: why ONNX Runtime must not run it; "" if it may.
 
         Raises:
             UnsupportedError: no engine accepts the segment.

@@ -44,12 +44,8 @@ def optimize_with_host(
 ) -> HostedExecutable:
     """Optimize the parts of a model that are graphs of static tensors; leave the rest to the host.
 
-    Args:
-        model: the model, in any form that `optimize_model` takes.
-        options: how to optimize; the segments share the budget.
-        shapes: sizes for inputs with unknown dimensions, by input name.
-        progress: called for each stage and for its steps.
-        deadline: the time at which the artifact must be on disk; by default the end of the budget, counted from now.
+    `shapes`: sizes for inputs with unknown dimensions, by input name. `deadline`: the time at which the artifact must
+    be on disk; by default the end of the budget, counted from now.
 
     Raises:
         KorchError: the model, an option or the machine is not suitable; the message says what to do.

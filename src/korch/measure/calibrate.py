@@ -170,9 +170,7 @@ class Calibration:
 def calibrate(target: Target, end: Deadline | None = None) -> Calibration:
     """Measure the machine, which takes about three seconds if it is idle.
 
-    Args:
-        target: has the number of threads and the cache sizes.
-        end: when each rate is tried only once more, if it was not tried yet; rates may then be too low.
+    `end`: when each rate is tried only once more, if it was not tried yet; rates may then be too low.
     """
     end = end or Deadline()
     library = runtime()
@@ -234,9 +232,7 @@ def shared_sizes(all_l2_bytes: int, l3_bytes: int) -> tuple[int, ...]:
 def kept_size(rates: Sequence[tuple[int, float]], far_rate: float) -> int:
     """Return the largest size whose repeated reading is faster than main memory.
 
-    Args:
-        rates: sizes in ascending order, and the rate at which each is read repeatedly.
-        far_rate: the read rate of main memory.
+    `rates`: sizes in ascending order, and the rate at which each is read repeatedly.
 
     Returns:
         The last size up to which all rates are nearer to the first rate than to main memory's (by ratio).

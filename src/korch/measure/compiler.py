@@ -62,10 +62,7 @@ class Builder:
     def __init__(self, isa: str, cache_folder: Path | None = None, end: Deadline | None = None) -> None:
         """Find the cache.
 
-        Args:
-            isa: the instruction set.
-            cache_folder: where results are kept.
-            end: when to give up a compiler whose result is needed, after `PATIENCE_SECONDS` at least.
+        `end`: when to give up a compiler whose result is needed, after `PATIENCE_SECONDS` at least.
         """
         self._end = end or Deadline()
         self.isa = isa
@@ -91,11 +88,8 @@ class Builder:
     ) -> list[Path | CompileFailure | None]:
         """Compile texts to objects, with as many compilers at once as there are cores.
 
-        Args:
-            sources: the texts.
-            deadline: when to kill the compilers; a text that is not compiled by then gives None. Without it, the
-                texts are needed: a compiler that does not end gives a failure.
-            tell: called with the number of texts that are done.
+        `deadline`: when to kill the compilers; a text that is not compiled by then gives None. Without it, the texts
+        are needed: a compiler that does not end gives a failure.
 
         Raises:
             CompileError: the cache folder can't be written.

@@ -107,11 +107,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
     ) -> None:
         """Open the database.
 
-        Args:
-            options: has the number of threads and the cache folder.
-            providers: the providers of kernels.
-            weights_bytes: the bytes of the model's constants; a run reads all of them.
-            end: when to give up a compiler whose result is needed.
+        `weights_bytes`: the bytes of the model's constants; a run reads all of them.
         """
         super().__init__(options, (*providers, InPlaceProvider()))
         self.target = target_of(options)

@@ -51,10 +51,7 @@ class Database:
     def __init__(self, folder: Path, target: str, conditions: str = "") -> None:
         """Open the file.
 
-        Args:
-            folder: the folder of the file.
-            target: the target's fingerprint.
-            conditions: how kernels are timed, if not in the usual way; part of every key.
+        `conditions`: how kernels are timed, if not in the usual way; part of every key.
         """
         self.target = f"{target} {conditions}".rstrip()
         self.path = folder / f"kernels-{SCHEMA_VERSION}.sqlite"

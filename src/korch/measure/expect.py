@@ -30,8 +30,7 @@ class Expected:
 def expect(kernels: Iterable[tuple[int, Record | None]]) -> Expected | None:
     """Return the expected time of a run.
 
-    Args:
-        kernels: the cost of each kernel of the run, in nanoseconds, and its record.
+    `kernels`: the cost of each kernel of the run, in nanoseconds, and its record.
 
     Returns:
         The expected time; None if a kernel has no samples.

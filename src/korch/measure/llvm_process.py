@@ -54,11 +54,6 @@ def llvm_identity() -> str:
 def compile_llvm(source: Path, target: Path, stop: Deadline) -> None:
     """Compile a module to an object, in a process that is idle or a new one.
 
-    Args:
-        source: the file with the text.
-        target: the object to write.
-        stop: when to stop the compiler.
-
     Raises:
         CompilerRefusedError: the text is wrong.
         StoppedError: the compiler was stopped.

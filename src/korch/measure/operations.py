@@ -23,11 +23,7 @@ TRANSCENDENTAL = 6
 
 
 def operations(body: PrimitiveGraph) -> float:
-    """Return the number of operations on single elements.
-
-    Args:
-        body: a group's graph, without linear and opaque primitives.
-    """
+    """Return the number of operations on single elements."""
     outputs = {value for _, value in body.outputs}
     asked: dict[int, float] = {}  # per value, how many elements its readers use
     total = 0.0

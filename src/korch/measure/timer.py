@@ -80,11 +80,7 @@ def time_kernels(
 ) -> list[Measured | Failed | None]:
     """Time kernels.
 
-    Args:
-        jobs: the kernels.
-        setup: the kernels' objects, and the process that runs them.
-        seconds: the time after which kernels that have a sample get no more.
-        stop: when to end in any case.
+    `seconds`: the time after which kernels that have a sample get no more.
 
     Returns:
         A measurement or a failure for each job; None for a job that was not timed before the end.

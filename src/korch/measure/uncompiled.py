@@ -33,14 +33,7 @@ def recorded(folder: Path, candidate: Candidate, message: str) -> Uncompiled:
 
 
 def record(folder: Path, candidate: Candidate, source: str, failure: CompileFailure) -> Uncompiled:
-    """Write a kernel that does not compile to a file, and return its record.
-
-    Args:
-        folder: the folder for the file.
-        candidate: the kernel's candidate.
-        source: the kernel's source text.
-        failure: the compiler's output.
-    """
+    """Write a kernel that does not compile to a file, and return its record."""
     text = (
         f"{candidate}\n\n{candidate.group.text}\n"
         f"=== the compiler\n{failure.output or failure.message}\n=== the source\n{source}"

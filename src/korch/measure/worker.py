@@ -247,11 +247,8 @@ def take_turns(
 ) -> None:
     """Time kernels in rounds, so that a slow period affects all of them.
 
-    Args:
-        jobs: the kernels, by number.
-        time_ns: runs a kernel; returns nanoseconds, and for how many of them a thread had no core.
-        limits: when to end.
-        say: called with each message, such as a sample.
+    `jobs`: the kernels, by number. `time_ns`: runs a kernel; returns nanoseconds, and for how many of them a thread had
+    no core.
     """
     spent = {i: _Spent() for i in jobs}
     for turn in range(PATIENCE * limits.rounds):

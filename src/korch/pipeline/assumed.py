@@ -24,10 +24,6 @@ def assumed(declared: Sequence[onnx.ValueInfoProto], given: Binding) -> dict[str
 
     Named dimensions are bound by their names. An input with dimensions without a name is bound as a whole, except if
     there are several of these: their dimensions are mostly equal, which ranges can't say, so they get one size each.
-
-    Args:
-        declared: the model's inputs.
-        given: the binding.
     """
     found: dict[str, tuple[Bound, ...]] = {}
     unnamed: dict[str, tuple[Bound, ...]] = {}

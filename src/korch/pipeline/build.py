@@ -61,9 +61,7 @@ Groupings = Mapping[str, tuple[tuple[GroupingRecord, ...], ...]]
 def build_plans(run: Run, results: StageResults) -> Built:
     """Build, check and time the plans; return the fastest executable with correct results.
 
-    Args:
-        run: has the options and the deadline.
-        results: the results of all earlier stages. Those that only the search needs are dropped.
+    `results`: the results of all earlier stages. Those that only the search needs are dropped.
     """
     options, offered, found = run.options, results["candidates"], results["orchestrate"]
     meter, ledger, outcome = offered.meter, offered.ledger, found.outcome
@@ -141,11 +139,7 @@ def _with_schedule(
 def masked_trial(masked: Masked, standard: Standard, graph: PrimitiveGraph, limits: SearchLimits) -> Trial:
     """Return the trial that compares plans for a range with the model at one size, and times them for another size.
 
-    Args:
-        masked: the model for the range.
-        standard: the exact results of the model at the first of `masked.checked`.
-        graph: the graph of the plans.
-        limits: has the seed.
+    `standard`: the exact results of the model at the first of `masked.checked`.
     """
     plan, sizes = masked.plan, masked.checked[0]
     given = padded_inputs(plan, sizes, list(standard.inputs.values()))

@@ -39,10 +39,7 @@ def calibration_of(graph: PrimitiveGraph, path: Path | None, limits: SearchLimit
 
     The last samples of a file are used for checks; if it has only one sample, a random input is used for them.
 
-    Args:
-        graph: the model.
-        path: the file, None for random samples.
-        limits: the numbers of inputs, and the seed for random inputs.
+    `path`: the file, None for random samples.
 
     Raises:
         OptionError: the file can't be read, or does not have the model's inputs.

@@ -50,10 +50,7 @@ LEAST_S = 1.0
 def has_time_for_each(source: Source, options: Options, deadline: Deadline) -> bool:
     """Return whether each size gets a separate plan: if windows depend on the size, sizes are few, and time suffices.
 
-    Args:
-        source: the model.
-        options: has the limit for the number of sizes.
-        deadline: the time at which the artifact must be on disk.
+    `deadline`: the time at which the artifact must be on disk.
     """
     dimensions, limits = source.dimensions, options.search
     count, ends = count_sizes(dimensions), (_highest(dimensions), _lowest(dimensions))
@@ -84,12 +81,7 @@ def optimize_each(
 ) -> RangedExecutable:
     """Return an executable with a plan for each size.
 
-    Args:
-        source: the model.
-        options: how to optimize.
-        progress: called with a stage's name and a line of text.
-        deadline: the time at which the artifact must be on disk.
-        watch: called after each stage.
+    `deadline`: the time at which the artifact must be on disk.
 
     Raises:
         UnsupportedError: the size of an input's axis can't be computed from a dimension.

@@ -31,11 +31,7 @@ def fit_costs(
 ) -> list[tuple[Cost, ...]]:
     """Return the cost of each kernel of some plans that serve the same sizes; none if there is no time.
 
-    Args:
-        dimensions: the free dimensions.
-        plans: executables, and how each serves sizes.
-        deadline: when to stop timing.
-        limits: the limits of sizes, rounds and seconds.
+    `limits`: the limits of sizes, rounds and seconds.
     """
     times: list[list[tuple[Sizes, list[float]]]] = [[] for _ in plans]
     _, first = plans[0]
@@ -70,11 +66,8 @@ def kernel_ns(
 
     The least time is used because other processes make some runs longer.
 
-    Args:
-        plans: executables, and how each serves sizes.
-        sizes: the size of each dimension.
-        limits: the limits for the runs of each plan, not counting a first one.
-        deadline: after it, each plan has one run besides the first one.
+    `limits`: the limits for the runs of each plan, not counting a first one. `deadline`: after it, each plan has one
+    run besides the first one.
     """
     feeds = [_inputs(executable, plan, sizes) for executable, plan in plans]
     rows: list[list[Sequence[int]]] = [[] for _ in plans]

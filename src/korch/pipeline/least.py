@@ -100,11 +100,8 @@ def work_of(graph: PrimitiveGraph) -> PlanWork:
 def least_of(work: PlanWork, options: Options, compared: Sequence[float] = ()) -> Least:
     """Return the predicted seconds of the shortest path from a model to an artifact for the CPU.
 
-    Args:
-        work: what must be done for a plan.
-        options: the threads and the cache folder.
-        compared: for a plan for a range, the work at each size at which it is compared with the model, as a fraction
-            of the work at the largest size.
+    `work`: what must be done for a plan. `compared`: for a plan for a range, the work at each size at which it is
+    compared with the model, as a fraction of the work at the largest size.
     """
     pace, is_calibrated = usual_pace(options)
     factor = MARGIN * slowness()
@@ -123,11 +120,8 @@ def least_of(work: PlanWork, options: Options, compared: Sequence[float] = ()) -
 def announce(least: Least, budget_s: float | None, deadline: Deadline) -> None:
     """Warn if a budget is less than the least, unless a search has had an estimate already.
 
-    Args:
-        least: the predicted seconds from now on.
-        budget_s: the budget.
-        deadline: the end of the budget, or of the part of it that is for one of several plans; its `whole` keeps the
-            least.
+    `least`: the predicted seconds from now on. `deadline`: the end of the budget, or of the part of it that is for one
+    of several plans; its `whole` keeps the least.
     """
     whole, needed_s = deadline.whole, least.total_s / deadline.share
     left_s = whole.left_s

@@ -42,12 +42,7 @@ def run_until(
 ) -> None:
     """Run the stages from `first` to `last`, and check the result of each.
 
-    Args:
-        run: the state; it must have the results of the stages before `first`.
-        last: the name of the last stage.
-        first: the name of the first stage.
-        skip: names of stages that are not run.
-        watch: called after each stage.
+    `run`: the state; it must have the results of the stages before `first`. `skip`: names of stages that are not run.
     """
     options = run.options
     if options.ledger is not None:
@@ -102,11 +97,7 @@ def plan_model(
 
     No device is needed, and nothing is run.
 
-    Args:
-        model: as for `optimize_model`.
-        options: how to optimize; the target is a CUDA device.
-        shapes: sizes for inputs with unknown dimensions, by input name.
-        progress: called for each stage and for its steps.
+    `shapes`: sizes for inputs with unknown dimensions, by input name.
 
     Raises:
         KorchError: the model, an option or the machine is unsuitable; the message says what to do.
@@ -151,10 +142,6 @@ def optimize_model(
 
 def optimize_run(run: Run, watch: Watch | None) -> Run:
     """Run all stages, and repeat them with `--strict` if no plan is accurate; return the run that has the executables.
-
-    Args:
-        run: has the model, the options and `progress`.
-        watch: called after each stage.
 
     Raises:
         KorchError: as `optimize_model`.

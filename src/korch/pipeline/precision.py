@@ -168,16 +168,7 @@ def find_forms(
     deadline: Deadline,
     limits: SearchLimits,
 ) -> tuple[Form, ...]:
-    """Return forms of a model's products, with their errors, that may be worth using within a budget.
-
-    Args:
-        graph: the model, without alternatives.
-        samples: inputs for calibration.
-        budget: the largest error of the outputs.
-        kernels: tells for which forms the target has kernels.
-        deadline: when to stop computing errors.
-        limits: which products have forms, and how many.
-    """
+    """Return forms of a model's products, with their errors, that may be worth using within a budget."""
     channels, values = _calibrated(graph, samples)
     order = reference.first_alternatives(graph)
     forms = [
@@ -408,10 +399,7 @@ class Precision:
     def check(self, graph: PrimitiveGraph, steps: Iterable[Candidate], has_time: bool = True) -> bool:
         """Compute a plan's error; return whether the search must be repeated with another limit for the sum of errors.
 
-        Args:
-            graph: the model with its alternatives.
-            steps: the plan.
-            has_time: whether there is time to search for a plan that uses more of the budget.
+        `has_time`: whether there is time to search for a plan that uses more of the budget.
         """
         own = graph.with_primitives(sorted({p for step in steps for p in step.group.primitives}))
         used = {rule_of(origin) for origin in own.origins}

@@ -40,11 +40,7 @@ def in_bytes(
 ) -> PrimitiveGraph:
     """Return a graph with its products lowered, and computed with bytes where the model is quantized.
 
-    Args:
-        graph: a model's primitives, without alternatives.
-        has_kernel: whether the target has a kernel for a product of bytes; None to keep all products in floats.
-        deadline: when to stop; the result is correct in any case.
-        multiplied: the element types for which the target multiplies matrices.
+    `has_kernel`: whether the target has a kernel for a product of bytes; None to keep all products in floats.
     """
     if not is_quantized(graph):
         return lower_products(graph, multiplied)

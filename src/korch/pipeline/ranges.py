@@ -62,12 +62,7 @@ def optimize_ranges(
 ) -> RangedExecutable:
     """Return an executable for all sizes of the ranges.
 
-    Args:
-        source: the model.
-        options: how to optimize.
-        progress: called with a stage's name and a line of text.
-        deadline: the time at which the artifact must be on disk.
-        watch: called after each stage.
+    `deadline`: the time at which the artifact must be on disk.
 
     Raises:
         UnsupportedError: a node can't be run for a range of sizes, or runs on the host.
@@ -209,13 +204,8 @@ def _checked_sizes(
 ) -> list[Sizes]:
     """Return sizes at which a plan is compared with the model: corners of the sizes that it serves, and random ones.
 
-    Args:
-        dimensions: the free dimensions.
-        columns: the upper sizes of plans, by dimension.
-        upper: the upper sizes of this plan.
-        share: the largest work of the model at one of the sizes, as a fraction of the work at the largest size; only
-            the lowest sizes may exceed it.
-        limits: has the seed.
+    `columns`: the upper sizes of plans, by dimension. `share`: the largest work of the model at one of the sizes, as a
+    fraction of the work at the largest size; only the lowest sizes may exceed it.
     """
     lows = _lows(dimensions, columns, upper)
     lowest = tuple(d.low for d in dimensions)
@@ -238,12 +228,7 @@ def _highs(dimensions: Sequence[Dimension], upper: Sizes) -> Sizes:
 def _smaller(sizes: Sizes, lowest: Sizes, upper: Sizes, share: float, kept: int) -> Sizes:
     """Return reduced sizes at which the model does at most a fraction of the work at the upper sizes, if possible.
 
-    Args:
-        sizes: the size of each dimension.
-        lowest: the least sizes.
-        upper: the largest sizes.
-        share: the fraction.
-        kept: the dimension that is reduced last, so that it remains as large as possible.
+    `kept`: the dimension that is reduced last, so that it remains as large as possible.
     """
     found = list(sizes)
     for d in (*(d for d in range(len(sizes)) if d != kept), kept):

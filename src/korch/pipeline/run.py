@@ -143,9 +143,7 @@ class Run:
     def check_budget(self, ledger: Ledger, compile_s: float) -> None:
         """Say which budget suffices if no time is left to time the kernels of a first plan.
 
-        Args:
-            ledger: knows how many kernels are timed.
-            compile_s: predicted seconds to compile these kernels.
+        `compile_s`: predicted seconds to compile these kernels.
         """
         budget_s, left_s = self.options.budget_s, self.deadline.left_s
         needed_s = compile_s + self.end_s

@@ -101,13 +101,6 @@ def search_sizes(run: Run, model: Segmented, ledger: Ledger, outcome: Outcome, m
 
     First, the kernels of the best plan that were chosen by estimates are measured. A search is left out if less time
     is left than the first search took until it had a plan.
-
-    Args:
-        run: has the options and the deadline.
-        model: the model with its candidates.
-        ledger: answers the searches' questions.
-        outcome: of the first search.
-        masked: has the sizes.
     """
     best, needed_s = outcome.plans[PlanName.SEARCHED], outcome.found.rounds[0].seconds
     unknown = list({c.key: c for c in best if not (ledger.cost_ns(c)[1] or c.offer.is_in_place)}.values())
@@ -146,11 +139,8 @@ def _with_sums(
 ) -> list[SizedPlan]:
     """Return plans with the sums of their kernels at all sizes at which all of them are measured.
 
-    Args:
-        plans: the plans, each with the sizes for which it was searched.
-        searched: by size, the best plan found there, and the lower bound of all plans.
-        ledger: has the times.
-        deadline: when to stop measuring.
+    `plans`: the plans, each with the sizes for which it was searched. `searched`: by size, the best plan found there,
+    and the lower bound of all plans.
     """
     rows: list[list[AtSizes]] = [[] for _ in plans]
     for sizes, (steps, bound_ns) in searched.items():

@@ -39,10 +39,7 @@ class Source:
     ) -> Source:
         """Return the source of an ONNX model.
 
-        Args:
-            model: as for `load_model`.
-            dimensions: the free dimensions.
-            binding: returns the shapes of inputs by name, for sizes of the dimensions.
+        `binding`: returns the shapes of inputs by name, for sizes of the dimensions.
 
         Raises:
             ModelError: as `load_model`.
@@ -55,9 +52,7 @@ class Source:
 def onnx_source(model: ModelSource, shapes: Mapping[str, Sequence[Bound]]) -> Source:
     """Return the source of an ONNX model whose binding of dimensions has ranges.
 
-    Args:
-        model: a path, the bytes of an ONNX file or an onnx.ModelProto.
-        shapes: the binding.
+    `model`: a path, the bytes of an ONNX file or an onnx.ModelProto.
 
     Raises:
         ModelError: as `load_model`.

@@ -47,9 +47,7 @@ def agreed(node: str, opinions: Mapping[str, Opinion]) -> tuple[Outputs, tuple[s
     The references are asked one after another until two agree. If no two do, the first one's result is returned. A
     difference is noted.
 
-    Args:
-        node: the node's operator and name.
-        opinions: the references by name, the preferred one first.
+    `opinions`: the references by name, the preferred one first.
     """
     groups: list[tuple[Outputs, list[str]]] = []
     error = 0.0

@@ -21,11 +21,8 @@ def number_body(
 
     The new graph's inputs are named i0, i1, ..., and its outputs o0, o1, ....
 
-    Args:
-        graph: the original graph.
-        primitives: ids of the primitives: at most one alternative per value, without cycles.
-        outputs: the values to compute.
-        is_inside: whether a constant is part of the body; otherwise it is an input.
+    `primitives`: ids of the primitives: at most one alternative per value, without cycles. `is_inside`: whether a
+    constant is part of the body; otherwise it is an input.
     """
     producer = {graph.primitives[p].output: p for p in primitives}
     number: dict[int, int] = {}

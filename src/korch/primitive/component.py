@@ -11,8 +11,7 @@ Node = TypeVar("Node", bound=Hashable)
 def strong_components(after: Mapping[Node, Sequence[Node]]) -> list[list[Node]]:
     """Return the strongly connected components of a directed graph.
 
-    Args:
-        after: the successors of each node; every successor must be a key, too.
+    `after`: the successors of each node; every successor must be a key, too.
 
     Source: Tarjan, "Depth-first search and linear graph algorithms" (1972), without recursion.
     """

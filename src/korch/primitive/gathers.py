@@ -16,9 +16,7 @@ from korch.primitive.verbs import Verbs, lit
 def gather_matrices(graph: PrimitiveGraph, keeps: Callable[[Primitive], bool]) -> PrimitiveGraph:
     """Return a graph in which chosen matrices are copied for each row, and then multiplied as a batch.
 
-    Args:
-        graph: a graph without alternatives.
-        keeps: whether the target computes a product by chosen matrices directly; it is then left unchanged.
+    `keeps`: whether the target computes a product by chosen matrices directly; it is then left unchanged.
     """
     if all(p.op != GATHERED or keeps(p) for p in graph.primitives):
         return graph

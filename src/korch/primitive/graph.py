@@ -187,8 +187,7 @@ class PrimitiveGraph:
     def with_primitives(self, kept: Sequence[int]) -> PrimitiveGraph:
         """Return the graph with only some of its primitives, renumbered.
 
-        Args:
-            kept: the positions of these primitives, in order; they must compute all outputs.
+        `kept`: the positions of these primitives, in order; they must compute all outputs.
         """
         origins = tuple(self.origins[p] for p in kept) if self.origins else ()
         primitives = tuple(self.primitives[p] for p in kept)
@@ -230,8 +229,7 @@ class GraphBuilder:
     def __init__(self, *, folds: bool = True) -> None:
         """Begin a graph.
 
-        Args:
-            folds: compute primitives of constants when they are added, in the types of the graph.
+        `folds`: compute primitives of constants when they are added, in the types of the graph.
         """
         self._is_folding = folds
         self.keep: Callable[[Constant], Constant] = lambda constant: constant

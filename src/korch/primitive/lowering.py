@@ -49,10 +49,7 @@ def lower_products(
 ) -> PrimitiveGraph:
     """Return a graph whose linear primitives have types that a target multiplies, where possible.
 
-    Args:
-        graph: a graph without alternatives.
-        multiplied: the element types for which the target multiplies matrices.
-        keeps: whether a product of bytes is left without an alternative in float32.
+    `keeps`: whether a product of bytes is left without an alternative in float32.
     """
     if all(graph.types[p.output].dtype in multiplied for p in graph.linear):
         return graph
@@ -186,12 +183,7 @@ def _conv_products(
 ) -> ValueId | None:
     """Return a convolution or its transpose as a sum of products; None if these are too many.
 
-    Args:
-        verbs: adds the primitives.
-        x: [n, c, spatial...].
-        w: [o, c / groups, kernel...], or [c, o / groups, kernel...] for the transpose.
-        attributes: the attributes of the primitive.
-        output: the result's shape.
+    `x`: [n, c, spatial...]. `w`: [o, c / groups, kernel...], or [c, o / groups, kernel...] for the transpose.
     """
     batch, channels, *sizes = verbs.shape(x)
     groups, kernel = attributes.groups, verbs.shape(w)[2:]

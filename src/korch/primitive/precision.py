@@ -21,9 +21,7 @@ MOVES = (Category.LAYOUT, Category.BROADCAST)
 def with_half(graph: PrimitiveGraph, half: DType) -> PrimitiveGraph:
     """Return a graph in which float32 linear primitives have a half type instead.
 
-    Args:
-        graph: the graph, with or without alternatives.
-        half: float16 or bfloat16.
+    `half`: float16 or bfloat16.
     """
     return _Conversion(graph, half).run()
 

@@ -112,10 +112,7 @@ def apply(graph: PrimitiveGraph, primitive: Primitive, values: Mapping[int, Arra
 def run_loop(inputs: Sequence[Array], loop: LoopAttributes, roundings: np.random.Generator | None = None) -> Array:
     """Compute the output of a loop that its attributes name.
 
-    Args:
-        inputs: the loop's inputs; floats that are wider than their types are computed exactly.
-        loop: the loop.
-        roundings: as for `run`.
+    `inputs`: the loop's inputs; floats that are wider than their types are computed exactly.
     """
     body = body_of(loop.body)
     end = loop.states + len(loop.reads_backward)

@@ -83,9 +83,7 @@ def format_attributes(attributes: Attributes) -> str:
 def parse_graph(text: str, constants: Mapping[str, Array] | None = None) -> PrimitiveGraph:
     """Return the graph that prints as `text`.
 
-    Args:
-        text: a text form.
-        constants: elements by digest; a constant that is not there gets seeded random ones.
+    `constants`: elements by digest; a constant that is not there gets seeded random ones.
 
     Raises:
         InvalidGraphError: a line can't be read.
@@ -108,10 +106,6 @@ def parse_ends(text: str) -> tuple[list[tuple[str, int, ValueType]], list[tuple[
 
 def parse_constants(text: str, constants: Mapping[str, Array] | None = None) -> dict[int, Constant]:
     """Return the constants that some lines define, by value.
-
-    Args:
-        text: the lines, with one constant each.
-        constants: as for `parse_graph`.
 
     Raises:
         InvalidGraphError: a line can't be read.

@@ -22,8 +22,7 @@ DIGITS = 12
 def content_version(*paths: str) -> str:
     """Return the version of a provider.
 
-    Args:
-        paths: the provider's own files and folders in the package, in addition to the shared ones.
+    `paths`: the provider's own files and folders in the package, in addition to the shared ones.
     """
     digest = hashlib.sha256()
     for path in sorted({*SHARED, *paths}):

@@ -20,9 +20,7 @@ logger = logging.getLogger("korch.provider")
 def kernel_for_sizes(candidate: Candidate, build: Callable[[Candidate], Kernel | Refusal]) -> Kernel | Refusal:
     """Return the kernel of a candidate; a kernel that computes all elements if it can't end and need not.
 
-    Args:
-        candidate: the candidate.
-        build: lets its provider build the kernel of a candidate whose group has extents that a size determines.
+    `build`: lets its provider build the kernel of a candidate whose group has extents that a size determines.
     """
     served = candidate.served
     if served is None:

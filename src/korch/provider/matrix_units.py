@@ -30,11 +30,8 @@ LEAST_TERMS_OF_BYTES = 48
 def components_layout(order: tuple[int, ...], columns: int, terms: int, is_split: bool) -> Layout:
     """Return the layout of a split operand that matrix units read directly: strips, with pairs of terms adjacent.
 
-    Args:
-        order: the operand's axes, outermost first.
-        columns: the axis of columns, or of channels of the result.
-        terms: the axis of terms (the reduction axis), or of channels of the image.
-        is_split: whether its elements are float32, each of which becomes three components; else they are bfloat16.
+    `terms`: the axis of terms (the reduction axis), or of channels of the image. `is_split`: whether its elements are
+    float32, each of which becomes three components; else they are bfloat16.
     """
     half = TOGETHER // 2
     return Layout(order, ((columns, 2), (terms, half), (columns, half), (terms, 2)), is_split)

@@ -37,15 +37,9 @@ def kernel_of(
 ) -> Kernel:
     """Check a program, and print it as the kernel of an offer.
 
-    Args:
-        program: the program.
-        group: what it computes.
-        offer: the offer, which has the layouts.
-        target: the machine that it runs on.
-        stream_bytes: outputs of at least this size are written with non-temporal stores, which bypass the caches.
-        remark: more lines for the comment at the head.
-        counts: how the parameters follow from the size; if None, loops over the extents of which only the first
-            elements are needed become loops to parameters.
+    `stream_bytes`: outputs of at least this size are written with non-temporal stores, which bypass the caches.
+    `counts`: how the parameters follow from the size; if None, loops over the extents of which only the first elements
+    are needed become loops to parameters.
 
     Raises:
         InvalidGraphError: a check fails.

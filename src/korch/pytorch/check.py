@@ -36,10 +36,8 @@ OTHERWISE_EXPORTED = "PyTorch exports something else than it computes"
 def check_module(exported: Exported, options: Options, flat: Any = None) -> None:
     """Compare an exported module, or its executable, with the module.
 
-    Args:
-        exported: the module.
-        options: the tolerance, and the budget, of which this takes a part.
-        flat: the executable; None to interpret the exported primitives, which is left out for large modules.
+    `options`: the tolerance, and the budget, of which this takes a part. `flat`: the executable; None to interpret the
+    exported primitives, which is left out for large modules.
 
     Raises:
         UnsupportedError: PyTorch exported something else than the module computes.

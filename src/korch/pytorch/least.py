@@ -70,13 +70,8 @@ def announce_call(
 ) -> None:
     """Announce the least budget for a module, before its export.
 
-    Args:
-        module: the module.
-        args: positional arguments of an example call.
-        kwargs: its keyword arguments.
-        dimensions: its free dimensions, which have their largest sizes in the call.
-        options: how to optimize.
-        deadline: the deadline of the search.
+    `args`: positional arguments of an example call. `dimensions`: its free dimensions, which have their largest sizes
+    in the call.
     """
     if options.budget_s is None or options.is_cuda:
         return
@@ -92,10 +87,7 @@ def work_of_call(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     A module is run, since it may keep tensors of a call. Of a graph only shapes are computed, because it may write to
     its inputs and weights.
 
-    Args:
-        module: the module.
-        args: positional arguments of an example call.
-        kwargs: its keyword arguments.
+    `args`: positional arguments of an example call.
     """
     operations, fake = _Operations(), FakeTensorMode(allow_non_fake_inputs=True)
     is_graph = isinstance(module, BoundGraph | torch.fx.GraphModule)

@@ -95,8 +95,7 @@ class Cost:
 def fit(samples: Sequence[TimedSizes]) -> Cost:
     """Return the function that fits times at some sizes.
 
-    Args:
-        samples: at least one; their sizes must differ.
+    `samples`: at least one; their sizes must differ.
     """
     scales = _scales(samples)
     best: Cost | None = None

@@ -20,12 +20,7 @@ class Counterparts:
 
 
 def counterparts(graph: PrimitiveGraph, other: PrimitiveGraph) -> Counterparts:
-    """Return the counterparts of a graph's values and primitives.
-
-    Args:
-        graph: the graph of one size.
-        other: the graph of another size.
-    """
+    """Return the counterparts of a graph's values and primitives."""
     names = dict(other.inputs)
     values = {value: names[name] for name, value in graph.inputs if name in names}
     values |= _constants(graph, other)

@@ -41,10 +41,6 @@ def windowed_axes(graph: PrimitiveGraph) -> tuple[tuple[int, ...], ...]:
 def exact_plans(samples: Samples, sizes: Sequence[Sizes]) -> tuple[RangePlan, ...]:
     """Return how plans serve their own sizes.
 
-    Args:
-        samples: the model at a few sizes, the largest ones first.
-        sizes: the sizes of the plans.
-
     Raises:
         UnsupportedError: the size of an input's axis can't be computed from a dimension.
     """

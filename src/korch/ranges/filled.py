@@ -33,9 +33,7 @@ Behind = tuple[Extent | None, float]
 def ends(graph: PrimitiveGraph, plan: RangePlan) -> dict[int, Ends]:
     """Return where reductions may end, by the primitive's number.
 
-    Args:
-        graph: the plan's graph, which may have alternatives.
-        plan: how it serves sizes.
+    `graph`: the plan's graph, which may have alternatives.
     """
     fills = _Fills(graph, plan)
     before = -1

@@ -76,11 +76,7 @@ def masked(
 ) -> Masked:
     """Return a model's primitives for all sizes up to some.
 
-    Args:
-        dimensions: the dimensions that are free.
-        largest: their largest sizes.
-        primitives: returns the model's primitives at one size of each.
-        compared: numbers with which the model may compare sizes.
+    `compared`: numbers with which the model may compare sizes.
 
     Raises:
         UnsupportedError: there is no rule that makes a node correct for all sizes.

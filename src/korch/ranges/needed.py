@@ -80,10 +80,7 @@ def needs(
 def needs_of_plan(graph: PrimitiveGraph, plan: RangePlan, ends: Mapping[int, Ends]) -> dict[int, Need]:
     """Return which elements a plan's kernels must compute of each value, whatever kernels are chosen.
 
-    Args:
-        graph: a masked graph with alternatives.
-        plan: how it serves sizes.
-        ends: where reductions end, by the primitive's number.
+    `ends`: where reductions end, by the primitive's number.
     """
     wanted = [(value, of_form(form)) for (_, value), form in zip(graph.outputs, plan.outputs, strict=True)]
     return needs(graph, wanted, ends, plan.hidden)
@@ -112,10 +109,7 @@ def of_form(form: Form) -> Need:
 def live_body(body: PrimitiveGraph, outputs: Sequence[Need], ends: Mapping[int, Ends] | None = None) -> PrimitiveGraph:
     """Return the graph of a group with the extents of which only some elements are needed; itself if there are none.
 
-    Args:
-        body: the graph.
-        outputs: the needed elements of each output.
-        ends: where reductions end, by the primitive's number in the graph.
+    `outputs`: the needed elements of each output. `ends`: where reductions end, by the primitive's number in the graph.
     """
     found = needs(body, [(value, need) for (_, value), need in zip(body.outputs, outputs, strict=True)], ends)
     types = tuple(

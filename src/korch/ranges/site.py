@@ -26,10 +26,7 @@ def fixed(vector: Sizes) -> bool:
 def fit(samples: Samples, vector: Sizes, known: Iterable[Extent]) -> tuple[Factor, ...] | None:
     """Return factors whose product is the size of an axis in all samples; None if there are none.
 
-    Args:
-        samples: the graphs.
-        vector: the axis's size in each sample.
-        known: extents that may be among the factors.
+    `known`: extents that may be among the factors.
     """
     if fixed(vector):
         return axis_of([Factor(vector[0])])
@@ -50,10 +47,7 @@ def fit(samples: Samples, vector: Sizes, known: Iterable[Extent]) -> tuple[Facto
 def tabulated(samples: Samples, arrays: Sequence[Array], what: UnsupportedError) -> Table:
     """Return a table of vectors that depend on the size of one dimension.
 
-    Args:
-        samples: the graphs.
-        arrays: the vector in each of them.
-        what: the error if it depends on several dimensions.
+    `what`: the error if it depends on several dimensions.
 
     Raises:
         AmbiguousError: the samples do not have all sizes.

@@ -32,11 +32,6 @@ def to_json(data: object) -> str:
 def from_json(kind: type[T], text: str | bytes, where: str) -> T:
     """Return the record of a class from the text that `to_json` wrote.
 
-    Args:
-        kind: the record's class.
-        text: the content of a file.
-        where: the file's name.
-
     Raises:
         ArtifactError: the text is not such a record.
     """
@@ -103,11 +98,6 @@ def _fields(kind: type[Any]) -> tuple[dict[str, Any], set[str]]:
 
 def read_record(kind: type[T], data: object, where: str) -> T:
     """Return the record of a class from its JSON object, as `plain` makes it.
-
-    Args:
-        kind: the record's class.
-        data: a JSON object.
-        where: the name of the record in error messages.
 
     Raises:
         ValueError: the data has other fields, or a value has another type.

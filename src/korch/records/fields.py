@@ -26,9 +26,7 @@ _KINDS: Mapping[type, tuple[type, str]] = {
 def check_fields(record: object, ranges: Ranges) -> None:
     """Check each field of a dataclass object against its annotation, and then against its range.
 
-    Args:
-        record: a frozen dataclass object.
-        ranges: the ranges by field name, for the fields that have one; every range must exclude NaN.
+    `ranges`: the ranges by field name, for the fields that have one; every range must exclude NaN.
 
     Raises:
         OptionError: a value has the wrong type or is out of range; the text names the field.

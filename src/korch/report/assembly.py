@@ -149,10 +149,7 @@ def loop_rows(loops: Sequence[CodeLoop]) -> list[str]:
 def code_lines(sources: Mapping[str, str], symbol: str, most: int | None = None) -> list[str]:
     """Return a kernel's tile program, the table of its loops, and the assembly of the loops that contain no others.
 
-    Args:
-        sources: the artifact's sources by file name.
-        symbol: the kernel.
-        most: the most lines of a loop; None for all.
+    `sources`: the artifact's sources by file name. `most`: the most lines of a loop; None for all.
 
     Raises:
         CompileError: LLVM refuses the kernel's text.

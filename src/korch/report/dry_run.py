@@ -99,10 +99,7 @@ class DryRun:
 def dry_run(steps: Sequence[Candidate], meter: CudaMeter, report: Report) -> DryRun:
     """Compile the kernels of a plan.
 
-    Args:
-        steps: the candidates of the plan, in order.
-        meter: makes and compiles the kernels.
-        report: how the plan was found.
+    `steps`: the candidates of the plan, in order.
     """
     built: list[CudaKernel | Refusal] = [meter.kernel(candidate) for candidate in steps]
     made = [kernel for kernel in built if isinstance(kernel, CudaKernel)]

@@ -37,9 +37,7 @@ MOST_ROUNDS = 8
 def summary(name: str, report: Report) -> str:
     """Return a few lines about an optimization.
 
-    Args:
-        name: the name of the artifact or of a part of it.
-        report: how its plan was found.
+    `name`: the name of the artifact or of a part of it.
     """
     distinct = report.distinct_candidates
     share = 100 * report.measured_candidates / max(1, distinct)
@@ -152,9 +150,7 @@ def faults(report: Report) -> list[str]:
 def explain(plan: PlanRecord, report: Report) -> str:
     """Return the whole explanation of a plan.
 
-    Args:
-        plan: the kernels in order.
-        report: how the plan was found.
+    `plan`: the kernels in order.
     """
     parts = [
         _head(plan, report),

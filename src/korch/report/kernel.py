@@ -68,12 +68,7 @@ def slowest(plan: PlanRecord, report: Report) -> list[tuple[int, tuple[str, ...]
 
 
 def why(step: StepRecord, machine: Rates) -> str:
-    """Return what limits a kernel, and how near it is to that limit.
-
-    Args:
-        step: the kernel.
-        machine: the rates of the machine.
-    """
+    """Return what limits a kernel, and how near it is to that limit."""
     if not step.is_measured:
         return "not measured: its bound stands for its time"
     if not step.cost_ns or not step.bound_ns:
@@ -203,11 +198,7 @@ def rival_row(row: Rival, step: StepRecord, plan: PlanRecord, report: Report) ->
 def kernel_text(plan: PlanRecord, report: Report, number: int, sources: Mapping[str, str] | None = None) -> str:
     """Return the explanation of one kernel.
 
-    Args:
-        plan: the kernels in order.
-        report: how the plan was found.
-        number: the kernel's index in the plan.
-        sources: the artifact's sources by file name, which have its code.
+    `plan`: the kernels in order. `sources`: the artifact's sources by file name, which have its code.
 
     Raises:
         CompileError: the kernel's assembly can't be made.

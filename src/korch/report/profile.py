@@ -123,10 +123,7 @@ class Profile:
 def profile(executable: Executable, arrays: Sequence[Any], rounds: int = 30) -> Profile:
     """Return the times of the kernels of an executable within complete runs.
 
-    Args:
-        executable: the executable.
-        arrays: one for each input, in the model's order.
-        rounds: the number of runs; three more runs before them are not counted.
+    `rounds`: the number of runs; three more runs before them are not counted.
 
     Raises:
         InputError: an array has another shape or type, or there are too few or too many.

@@ -24,11 +24,6 @@ def rivals_of(
 ) -> dict[str, tuple[Rival, ...]]:
     """Return, for each chosen candidate, the other candidates for the same primitives.
 
-    Args:
-        chosen: the candidates of plans.
-        candidates: all candidates.
-        ledger: has the costs of the candidates.
-
     Returns:
         The cheapest of them, by the keys of the chosen candidates; those that do not run come last.
     """

@@ -35,10 +35,8 @@ def save_candidates(
     "model" (the file of its group; "" if it has no ONNX form), "provider", "variant", "inputs" and "outputs_in" (the
     layouts), "cost_ns", and "is_measured" (false: the cost is a lower bound).
 
-    Args:
-        tasks: the blocks of the model.
-        cost_ns: returns the cost of a candidate, and whether it was measured.
-        folder: where to write; it is made if it does not exist.
+    `cost_ns`: returns the cost of a candidate, and whether it was measured. `folder`: where to write; it is made if it
+    does not exist.
 
     Returns:
         The numbers of models and of candidates.

@@ -110,12 +110,6 @@ class Threads:
 def watch_threads(artifact: Path, threads: int, rounds: int, seed: int = 0) -> Threads:
     """Run an artifact of one plan and record its threads.
 
-    Args:
-        artifact: the file.
-        threads: the number of threads of its plan.
-        rounds: the number of runs.
-        seed: random seed of the inputs.
-
     Raises:
         MeasureError: the process fails.
     """

@@ -104,11 +104,8 @@ class Program(Generic[K]):
 def bind_steps(graph: PrimitiveGraph, steps: Sequence[PlanStep[K]], threads: int = 1) -> Program[K]:
     """Decide the place of each buffer of a plan.
 
-    Args:
-        graph: the model's graph.
-        steps: the kernels in the order in which they run.
-        threads: the number of threads. The workspaces of one thread share one place over all kernels, so that they
-            contain only cache lines that the thread wrote itself, and none that are in the caches of other cores.
+    `threads`: the number of threads. The workspaces of one thread share one place over all kernels, so that they
+    contain only cache lines that the thread wrote itself, and none that are in the caches of other cores.
 
     Raises:
         InvalidGraphError: a step reads a value before any step wrote it, or no step writes an output.

@@ -60,13 +60,8 @@ def build(
 ) -> Artifact:
     """Build a plan.
 
-    Args:
-        graph: the model's graph.
-        steps: the kernels in the order in which they run.
-        target: the machine that they are built for.
-        builder: compiles; its cache has the objects of kernels that were measured.
-        origin: the origin of the plan.
-        parts: the number of tasks into which the grid points of each thread are cut; 0 for joins after each kernel.
+    `builder`: compiles; its cache has the objects of kernels that were measured. `parts`: the number of tasks into
+    which the grid points of each thread are cut; 0 for joins after each kernel.
 
     Raises:
         CompileError: a source does not compile, or a library is missing.

@@ -29,9 +29,7 @@ class PlanChoice:
     def __init__(self, dimensions: Sequence[Dimension], plans: Sequence[RangePlan]) -> None:
         """Store the plans; the table is computed on first use.
 
-        Args:
-            dimensions: the dimensions that have ranges of sizes.
-            plans: the plans; of plans with equal costs, the first is used.
+        `plans`: the plans; of plans with equal costs, the first is used.
         """
         self._plans = plans
         self._lows = tuple(d.low for d in dimensions)

@@ -21,10 +21,6 @@ from korch.runtime.weights import Weights
 def combine(executables: Sequence[Executable], builder: Builder) -> tuple[list[Artifact], Shared]:
     """Combine executables of one model into plans that share kernels and weights.
 
-    Args:
-        executables: the executables, each with its own objects and weights.
-        builder: has their kernels in its cache.
-
     Raises:
         CompileError: their list can't be compiled.
     """

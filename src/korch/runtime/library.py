@@ -49,12 +49,7 @@ class Library:
     """
 
     def __init__(self, plan: int, code: Code) -> None:
-        """Read the tensors and kernels of a plan; `load_plans` makes the plans.
-
-        Args:
-            plan: the plan's address.
-            code: has it; unloaded when nothing refers to it any more.
-        """
+        """Read the tensors and kernels of a plan; `load_plans` makes the plans."""
         self.plan = ctypes.c_void_p(plan)
         self._code = code
         self.inputs = self._tensors("inputs")
@@ -113,10 +108,6 @@ class Handle:
 
     def run(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Run once.
-
-        Args:
-            inputs: the address of each input.
-            outputs: the address of each output.
 
         Raises:
             ProviderError: a kernel failed.

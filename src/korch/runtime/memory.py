@@ -67,9 +67,7 @@ def live_bytes(buffers: Sequence[ArenaBuffer]) -> int:
 def plan_arena(buffers: Sequence[ArenaBuffer], *, seconds: float = 1.0) -> ArenaPlan:
     """Place buffers so that the arena is as small as can be found.
 
-    Args:
-        buffers: sizes and live ranges.
-        seconds: longest time for the solver; 0 disables it.
+    `seconds`: longest time for the solver; 0 disables it.
 
     Returns:
         The offsets, the size, and a proven lower bound for it.

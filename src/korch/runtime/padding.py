@@ -40,12 +40,7 @@ class PaddedPlan:
     """A plan, and memory for its padded inputs, which is reused between runs."""
 
     def __init__(self, executable: Executable, plan: RangePlan) -> None:
-        """Store a plan.
-
-        Args:
-            executable: the plan's executable.
-            plan: how the plan serves sizes.
-        """
+        """Store a plan."""
         self.executable, self.plan = executable, plan
         self._infos = executable.get_inputs()
         self._spare: list[list[Padded]] = []
@@ -99,12 +94,7 @@ class Fitting:
     """How inputs of some sizes run on a plan: the masks, the padding and the cuts."""
 
     def __init__(self, padded: PaddedPlan, sizes: Sizes) -> None:
-        """Compute the masks, the padding and the cuts.
-
-        Args:
-            padded: the plan.
-            sizes: the size of each dimension.
-        """
+        """Compute the masks, the padding and the cuts."""
         plan = padded.plan
         self._padded = padded
         self._is_exact = plan.is_exact

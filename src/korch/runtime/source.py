@@ -32,11 +32,7 @@ def print_plan(
 ) -> tuple[str, str]:
     """Return the name of a plan, and the module that defines it.
 
-    Args:
-        graph: the model's graph, which has the constants' types.
-        program: the kernels with their buffers.
-        target: the machine that they are built for.
-        segments: the kernels that run as tasks; all others run one after another.
+    `segments`: the kernels that run as tasks; all others run one after another.
     """
     constants = [
         (f"c{i}", layout.stored_type(graph.types[value])) for i, (value, layout) in enumerate(program.constants)

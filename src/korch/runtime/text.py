@@ -45,12 +45,7 @@ def plan_facts(plan: PlanRecord, report: Report) -> str:
 
 
 def executable_text(executable: Described, facts: str) -> str:
-    """Return what `repr` shows of an executable.
-
-    Args:
-        executable: the executable.
-        facts: one line about its plans.
-    """
+    """Return what `repr` shows of an executable."""
     lines = [f"<{type(executable).__name__} {facts}"]
     for kind, tensors in (("input", executable.get_inputs()), ("output", executable.get_outputs())):
         for tensor in tensors[:MOST_TENSORS]:

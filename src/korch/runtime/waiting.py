@@ -23,10 +23,7 @@ MOST_WAITS = 8
 def waiting_of(uses: Sequence[Use], segments: Sequence[TaskSegment], target: Target) -> WaitingRecord | None:
     """Return the waits of a simulated run; None for one thread.
 
-    Args:
-        uses: the kernels of the plan.
-        segments: the kernels that run as tasks; after all other kernels, threads join.
-        target: the machine, which gives the number of threads.
+    `segments`: the kernels that run as tasks; after all other kernels, threads join.
     """
     if target.threads == 1:
         return None

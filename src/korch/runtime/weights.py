@@ -100,9 +100,7 @@ class Weights:
     def read(read_at: ReadAt, size_bytes: int) -> tuple[Weights, str]:
         """Read the safetensors form; return the weights and the `checksum` of the bytes read.
 
-        Args:
-            read_at: reads the bytes of the form; called by several threads.
-            size_bytes: the size of the form.
+        `read_at`: reads the bytes of the form; called by several threads.
 
         Raises:
             ArtifactError: it is not a safetensors form as `chunks` yields it.

@@ -129,10 +129,8 @@ class AttentionBuilder:
     def values(self, blocked: Blocked, is_second: bool = False, key: Expr | None = None) -> dict[str, Expr]:
         """Return the variables of a contraction, expressed in the variables of the program.
 
-        Args:
-            blocked: the contraction.
-            is_second: whether they index the second operand, which is the same for all rows.
-            key: the number of the key, if it is not that of the current block.
+        `is_second`: whether they index the second operand, which is the same for all rows. `key`: the number of the
+        key, if it is not that of the current block.
         """
         row = ZERO if is_second else self.row
         key = key or flat(self.h, self.j)

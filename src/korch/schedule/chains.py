@@ -217,10 +217,7 @@ class _ChainMaker:
     def _run(self, numbers: Sequence[int], part: _RowPart, is_all: bool = False) -> list[Step]:
         """Return the steps that compute rows of the last of some links, and the rows of earlier links that they need.
 
-        Args:
-            numbers: the numbers of the links, starting with the first link.
-            part: the rows.
-            is_all: whether no tile holds any rows yet.
+        `is_all`: whether no tile holds any rows yet.
         """
         *before, last = numbers
         if not before:

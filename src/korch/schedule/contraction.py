@@ -126,10 +126,7 @@ def refuse_types(
 def contraction_of(group: Group, root: Primitive, last: bool) -> Contraction:
     """Return the axes of a matrix product or a convolution.
 
-    Args:
-        group: the group.
-        root: its linear primitive.
-        last: whether channels are the innermost axis of images, and therefore the innermost terms.
+    `last`: whether channels are the innermost axis of images, and therefore the innermost terms.
     """
     first, second, out = (group.body.types[v].shape for v in (*root.inputs, root.output))
     if root.op == "matmul":
@@ -261,14 +258,7 @@ class Fusion:
     def outputs(
         self, emitter: Emitter, root: Primitive, index: Index, result: str
     ) -> list[tuple[str, DType, Expr, str]]:
-        """Return buffer, element type, index and name of each output's element.
-
-        Args:
-            emitter: collects the operations.
-            root: the product that the outputs are computed from.
-            index: the index of its element.
-            result: the name of that element.
-        """
+        """Return buffer, element type, index and name of each output's element."""
         indices = follow(emitter, root, index, result)
         found = []
         for name, value in self.body.outputs:
@@ -293,11 +283,7 @@ def follow(emitter: Emitter, root: Primitive, index: Index, result: str) -> dict
     Elementwise primitives keep the index; transpositions and reshapes change it. Values that other
     primitives compute from the product are left out.
 
-    Args:
-        emitter: records the names of moved elements.
-        root: the product.
-        index: the index of the element in the product's result.
-        result: the name of the element.
+    `emitter`: records the names of moved elements.
     """
     body, indices = emitter.body, {root.output: index}
     emitter.give(root.output, index, result)

@@ -95,11 +95,7 @@ class BlockLoops:
     ) -> tuple[Stage, tuple[Buffer, ...]]:
         """Return the stage and its tiles.
 
-        Args:
-            product: how operands are multiplied.
-            dtype: the type of the operands.
-            operands: for each operand, the operations that compute an element, and the element's name.
-            after: the pass over the sums.
+        `operands`: for each operand, the operations that compute an element, and the element's name.
         """
         (_, i), (_, j), (g, p) = self.rows, self.columns, self.terms
         zero = fill((i, j), self.sums, 0.0)

@@ -45,13 +45,7 @@ class DeviceAttention(Attentions):
     """
 
     def program(self, rows: int, keys: int, product: Product) -> TileProgram:
-        """Return the program of blocks of some rows and keys.
-
-        Args:
-            rows: rows of a block.
-            keys: keys of a block.
-            product: how queries and keys, and weights and values, are multiplied.
-        """
+        """Return the program of blocks of some rows and keys."""
         return _DeviceAttentionBuilder(self, rows, keys, product).program()
 
 

@@ -97,12 +97,6 @@ def _is_shared(fusion: Fusion, value: int, axis: int, size: int, share: int) -> 
 def emit_score(emitter: Emitter, found: Attention, scores: Contraction, result: str) -> str:
     """Emit the input of the softmax as float32; return its name.
 
-    Args:
-        emitter: collects the operations.
-        found: the attention.
-        scores: its first product.
-        result: the name of an element of this product.
-
     Raises:
         NotFusedError: it is not computed element by element.
     """

@@ -58,10 +58,7 @@ def without_units(expr: Expr, ranges: Ranges) -> Expr:
 def can_clip(guards: Sequence[Inside], taps: Sequence[Axis], x: str) -> bool:
     """Return whether each guard increases with exactly one tap, and depends on x only and always with the last tap.
 
-    Args:
-        guards: the guards of the image element that a window reads.
-        taps: the axes of the window.
-        x: the name of the axis of result positions along the last axis of the window.
+    `x`: the name of the axis of result positions along the last axis of the window.
     """
     *_, last = names = [tap.name for tap in taps]
     for guard in guards:

@@ -62,11 +62,7 @@ def split_into(components: int) -> Split:
 def tile_of_components(name: str, axes: tuple[Axis, Axis], components: int, *, is_second: bool) -> tuple[At, Buffer]:
     """Return where the components of an operand are in a tile, and the tile.
 
-    Args:
-        name: the name of the tile.
-        axes: the operand's rows and columns.
-        components: the components of an element.
-        is_second: whether it is the second operand, for which the components of two terms are adjacent.
+    `is_second`: whether it is the second operand, for which the components of two terms are adjacent.
     """
     rows, columns = (round_up(axis.extent, EDGE) for axis in axes)
     layout = (Panels(columns, EDGE, 2 if is_second else 1), split_into(components))
@@ -89,15 +85,7 @@ def are_adjacent(ops: Sequence[TileOp], along: Axis, lanes: int) -> bool:
 def copied(
     name: str, axes: tuple[Axis, Axis], row: int, ops: Sequence[TileOp], value: str
 ) -> tuple[Buffer, Pass, Load]:
-    """Return a tile for an operand that is not contiguous, the pass that copies the operand, and a load of the copy.
-
-    Args:
-        name: the name of the tile.
-        axes: the operand's rows and columns.
-        row: the row stride of the tile.
-        ops: the operations that compute an element.
-        value: the name of the element.
-    """
+    """Return a tile for an operand that is not contiguous, the pass that copies the operand, and a load of the copy."""
     at = At(name, add(scale(var(axes[0].name), row), var(axes[1].name)))
     packing = Pass(axes, axes[1].name, tuple(ops), (store(at, value),))
     return Buffer(name, Level.TILE, DType.F32, axes[0].extent * row), packing, Load("x0", DType.F32, name, at.index)

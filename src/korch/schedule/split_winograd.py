@@ -129,13 +129,7 @@ class SplitWinograd(Winograd):
         return nested((p, *lines), (split, fill((line, q), out, 0.0), product), carried)
 
     def _results(self, blocks: Axis, tiles: TileLoops, starts: Sequence[int]) -> tuple[Step, ...]:
-        """Return the passes that compute some channels of a tile's results from its sums.
-
-        Args:
-            blocks: the loop over blocks of channels.
-            tiles: the loops over tiles.
-            starts: where the sums of each point begin.
-        """
+        """Return the passes that compute some channels of a tile's results from its sums."""
         block = self.outputs // blocks.extent
         channel = add(scale(self._variable("o", blocks.extent), block), var("q"))
         at = add(scale(tiles.slot, self.outputs), channel)

@@ -161,14 +161,7 @@ class Winograd:
         return Stage((*tiles.axes, parts), (there,))
 
     def _there(self, axes: tuple[Axis, ...], tiles: TileLoops, vector: Expr, starts: Sequence[int]) -> Pass:
-        """Return the pass that transforms tiles of the image.
-
-        Args:
-            axes: its loops: c is a channel of a vector.
-            tiles: the loops over tiles.
-            vector: the number of the vector of channels.
-            starts: where each point of the group begins.
-        """
+        """Return the pass that transforms tiles of the image."""
         emitter, channel = self._image_emitter()
         tile = [[self._pixel(emitter, channel, i, j) for j in range(self.edge)] for i in range(self.edge)]
         found = both_ways(emitter, self.transforms.data, tile, self.dtype)
@@ -197,11 +190,7 @@ class Winograd:
     ) -> tuple[Step, ...]:
         """Return the steps that multiply a group by a block of channels and transform the products back.
 
-        Args:
-            blocking: the block sizes.
-            blocks: the loop over blocks of output channels.
-            tiles: the loops over tiles.
-            steps: elements between points of tiles, and of sums.
+        `steps`: elements between points of tiles, and of sums.
         """
         block = blocking.vectors * self.lanes
         p, q, c = Axis("p", self.points), Axis("q", block), Axis("c", self.channels, is_reduced=True)
@@ -219,12 +208,7 @@ class Winograd:
         return zero, product, nested(tiles.axes, (self._inverse(block, sums), after))
 
     def _inverse(self, block: int, places: Sequence[At]) -> Pass:
-        """Return the pass that transforms the sums of a tile back.
-
-        Args:
-            block: channels.
-            places: where the sum of channel q is, at each point.
-        """
+        """Return the pass that transforms the sums of a tile back."""
         emitter = self._emitter({})
         names = [self._sum(emitter, at) for at in places]
         sums = [names[first : first + self.edge] for first in range(0, self.points, self.edge)]

@@ -83,9 +83,7 @@ def kernel_size(candidate: Candidate) -> int:
 def has_layouts(candidate: Candidate, allowed: str) -> bool:
     """Return whether all values that a candidate reads and writes are in allowed layouts.
 
-    Args:
-        candidate: the candidate; constants that it reads may be in any layout.
-        allowed: a value of `Ablation.layouts`.
+    `candidate`: the candidate; constants that it reads may be in any layout.
     """
     layouts = [layout for _, layout in (*candidate.input_ports, *candidate.output_ports)]
     if allowed == "plain":

@@ -110,11 +110,6 @@ def expected_improvement_ns(estimate_ns: float, slack_ns: float, spread: float) 
     candidate takes less than its estimate by more than `slack_ns`, the gain is the excess over
     `slack_ns`; otherwise it is 0. Times are assumed to be log-normal around the estimate.
 
-    Args:
-        estimate_ns: the estimated time of the candidate.
-        slack_ns: the estimated difference of the two plans.
-        spread: standard deviation of the estimate's error, in logarithms.
-
     Source:
         The formula is that for the price of a put option: Black and Scholes, "The pricing of options
         and corporate liabilities" (1973).

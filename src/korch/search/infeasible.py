@@ -21,11 +21,6 @@ def check_every_primitive_runs(
 ) -> None:
     """Check that the candidates can compute the outputs, before a solver is run.
 
-    Args:
-        graph: the graph.
-        candidates: its candidates.
-        refusals: "provider: reason" for the groups that providers refused, with counts.
-
     Raises:
         UnprovidedError: an output needs a primitive that is in no candidate.
     """
@@ -47,11 +42,7 @@ def no_working_plan(
 ) -> InfeasibleError:
     """Return the error to raise when the candidates that did not fail form no plan.
 
-    Args:
-        graph: the graph.
-        candidates: its candidates.
-        records: measurements and failures of candidates, by key.
-        error: the solver's error.
+    `records`: measurements and failures of candidates, by key.
 
     Returns:
         An error that names the primitives that are run by failed kernels only, and names those kernels.

@@ -143,15 +143,10 @@ def collect_candidates(
 
     If a value is read or written in different layouts, the kernels that change its layout are candidates too.
 
-    Args:
-        graph: the graph.
-        groups: its groups.
-        answers: the providers' answers.
-        interfaces: the interfaces that will be used; changes between their layouts and those of the
-            candidates are included.
-        held: values whose memory an in-place kernel must not make a part of another value: the graph's
-            inputs and outputs if not given. A model's inputs exist before the run, and its outputs have
-            memory of their own, so making them parts of another value would need a copy.
+    `interfaces`: the interfaces that will be used; changes between their layouts and those of the candidates are
+    included. `held`: values whose memory an in-place kernel must not make a part of another value: the graph's inputs
+    and outputs if not given. A model's inputs exist before the run, and its outputs have memory of their own, so making
+    them parts of another value would need a copy.
 
     Returns:
         The candidates in a deterministic order; refusals as "provider: reason" with their counts.
@@ -172,11 +167,7 @@ def layout_changes(
 ) -> list[Candidate]:
     """Return the changes from the layouts in which values are written to others in which they are read.
 
-    Args:
-        graph: the graph.
-        answers: the providers' answers.
-        written: by value, the layouts in which it may be written.
-        read: by value, the layouts in which it may be read.
+    `written`: by value, the layouts in which it may be written. `read`: by value, the layouts in which it may be read.
     """
     several = (v for v in sorted(written.keys() & read.keys()) if len({*written[v], *read[v]}) > 1)
     groups = [make_layout_change(graph, value) for value in several if value not in graph.constants]

@@ -109,10 +109,8 @@ class Ledger:
     def answer(self, kind: str, question: object, ask: Callable[[], T]) -> T:
         """Return the answer to a question: read from the file in a replay, otherwise computed by `ask`.
 
-        Args:
-            kind: the kind of the question.
-            question: the question; a digest of its `repr` is compared with the file's next entry.
-            ask: computes the answer as JSON data; a replay returns data of the same type.
+        `question`: the question; a digest of its `repr` is compared with the file's next entry. `ask`: computes the
+        answer as JSON data; a replay returns data of the same type.
 
         Raises:
             ReplayError: the file's next entry is another question, or there is none.

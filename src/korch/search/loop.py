@@ -61,13 +61,7 @@ class Search:
     ) -> None:
         """Build the program.
 
-        Args:
-            instance: the candidates to choose from.
-            ledger: answers the search's questions.
-            options: the options of the search.
-            deadline: when to stop.
-            progress: called after each round.
-            like: the problem of the same instance in another interface, if that exists already.
+        `like`: the problem of the same instance in another interface, if that exists already.
         """
         self.candidates = tuple(instance.candidates)
         self.ledger, self.options = ledger, options
@@ -281,8 +275,7 @@ class Search:
 
         Costs have only risen, so the proven bound still holds, but another plan may now be better.
 
-        Args:
-            found: the result of this search, or of the search in an earlier run.
+        `found`: the result of this search, or of the search in an earlier run.
 
         Raises:
             InfeasibleError: the candidates that still work do not make up a plan.

@@ -16,12 +16,8 @@ logger = logging.getLogger("korch.orchestrate")
 def measure_some(ledger: Ledger, candidates: Sequence[Candidate], deadline: Deadline, needed: int = 0) -> int:
     """Measure candidates in order; if some are faster than their bounds, correct the bounds.
 
-    Args:
-        ledger: stores the results.
-        candidates: the candidates to measure.
-        deadline: when to stop.
-        needed: the first `needed` candidates form the first plan. It is compiled in any case, so the
-            time for compiling it is reserved.
+    `needed`: the first `needed` candidates form the first plan. It is compiled in any case, so the time for compiling
+    it is reserved.
 
     Returns:
         How many were measured, or failed.

@@ -41,13 +41,7 @@ def expected_improvements(
 ) -> tuple[tuple[float, int], ...]:
     """Return unmeasured candidates with the expected gain of measuring them, in descending order.
 
-    Args:
-        ledger: holds the records of candidates.
-        candidates: the candidates of the instance.
-        estimates_ns: the estimate of each.
-        slack_ns: by candidate, by how much a plan with it costs more than the best plan.
-        least_ns: smaller gains are left out.
-        left_out: keys of candidates that are measured anyway.
+    `slack_ns`: by candidate, by how much a plan with it costs more than the best plan.
     """
     found: dict[str, tuple[float, int]] = {}
     for k, slack in slack_ns.items():
@@ -82,12 +76,6 @@ def near_optimal(
     A plan with a candidate costs at least the relaxation's bound plus the candidate's slack. If that
     exceeds the best plan's cost, the candidate need never be measured. Measuring those with the least
     slack together with the plan's own saves most of the rounds.
-
-    Args:
-        ledger: holds the records of candidates.
-        candidates: the candidates of the instance.
-        slack_ns: the slack of each candidate.
-        room_ns: the best plan's cost minus the relaxation's bound.
     """
     found: dict[str, int] = {}
     for _, k in sorted((slack, k) for k, slack in slack_ns.items() if slack <= room_ns):

@@ -29,11 +29,7 @@ def best_two(
 
     If no plan is fully measured, the best is the first plan without failed kernels.
 
-    Args:
-        ledger: holds the measurements and bounds of the candidates.
-        candidates: the candidates of the instance.
-        tried: the plans, in the order in which they were tried.
-        is_measuring: whether kernels are measured; if not, a plan costs the sum of its lower bounds.
+    `is_measuring`: whether kernels are measured; if not, a plan costs the sum of its lower bounds.
     """
     plans = [(kernels, [candidates[k] for k in kernels]) for kernels in tried]
     measured = sorted(

@@ -81,8 +81,7 @@ class Assembly:
     def prefer(self, estimated_ns: Mapping[Key, int]) -> SegmentChoice:
         """Return the choice with the least estimated cost; nothing is measured.
 
-        Args:
-            estimated_ns: the estimated cost of plans, by block and interface.
+        `estimated_ns`: the estimated cost of plans, by block and interface.
         """
         choices = self._options(estimated_ns)
         changes = self._changes(choices)
@@ -99,8 +98,7 @@ class Assembly:
     def choose(self, found: Mapping[Key, Certificate]) -> SegmentChoice:
         """Return the cheapest choice among the interfaces for which a plan was found.
 
-        Args:
-            found: the certificates of the plans, by block and interface.
+        `found`: the certificates of the plans, by block and interface.
         """
         choices = self._options(found)
         changes = self._changes(choices)
@@ -142,9 +140,7 @@ class Assembly:
 
         If two segments change the layout of a value that both read, the change runs only once.
 
-        Args:
-            choice: the interfaces of the segments.
-            plans: returns a block's plan for an interface, given the numbers of both.
+        `plans`: returns a block's plan for an interface, given the numbers of both.
         """
         steps: list[Candidate] = []
         for i, j in enumerate(choice.interfaces):

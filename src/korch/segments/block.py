@@ -68,14 +68,7 @@ Rewrite = Callable[[PrimitiveGraph], tuple[PrimitiveGraph, SaturationReport]]
 def find_blocks(
     graph: PrimitiveGraph, segments: Iterable[Segment], rewrite: Rewrite, spill: Spill | None = None
 ) -> Partition:
-    """Add alternatives to each segment, and find the equal segments.
-
-    Args:
-        graph: the model's graph.
-        segments: its segments, in an order in which they can run.
-        rewrite: adds alternatives to a segment's graph.
-        spill: moves large constants to files.
-    """
+    """Add alternatives to each segment, and find the equal segments."""
     instances, reports, spill = [], [], spill or Spill()
     for segment in segments:
         found, report = rewrite(segment.graph)

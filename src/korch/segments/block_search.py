@@ -159,8 +159,7 @@ class BlockSearch:
     def find_first(self, *, is_hurried: bool = False) -> None:
         """Find a good plan for each interface of each block.
 
-        Args:
-            is_hurried: skip the interfaces that are not needed.
+        `is_hurried`: skip the interfaces that are not needed.
 
         Raises:
             InfeasibleError: a block has no plan.
@@ -199,11 +198,7 @@ class BlockSearch:
         return j != 0 or any(other.found is not None for other in self.blocks[b])
 
     def refine(self, counts: Mapping[BlockInterface, int]) -> None:
-        """Search some interfaces of blocks until their plans are proven, or until the deadline.
-
-        Args:
-            counts: how often the model's plan uses each interface.
-        """
+        """Search some interfaces of blocks until their plans are proven, or until the deadline."""
         if not self.options.measure:
             return
         gains = {one: n * (one.objective_ns - one.result.certificate.bound_ns) for one, n in counts.items()}
@@ -223,11 +218,6 @@ class BlockSearch:
 
     def confirm(self, used: Collection[BlockInterface], steps: Sequence[Candidate], deadline: Deadline) -> bool:
         """Measure the kernels of a plan again, those with the largest total time first, and revise the plans.
-
-        Args:
-            used: the interfaces that the model's plan uses.
-            steps: the model's plan.
-            deadline: when to stop.
 
         Returns:
             Whether anything was measured.

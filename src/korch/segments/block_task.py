@@ -52,13 +52,7 @@ def prepare(
 ) -> BlockTask:
     """Return a block's candidates.
 
-    Args:
-        partition: the model.
-        block: the block.
-        answers: the providers' answers.
-        options: the options of the search.
-        held: as for `collect_candidates`.
-        deadline: when to stop enumerating; the candidates found by then are returned.
+    `deadline`: when to stop enumerating; the candidates found by then are returned.
 
     Raises:
         InfeasibleError: a primitive is in no candidate.
@@ -83,13 +77,6 @@ def prepare_all(
     partition: Partition, joined: Joined, meter: AnyMeter, options: Options, deadline: Deadline | None = None
 ) -> list[BlockTask]:
     """Return the candidates of all blocks, fewer of them if the deadline passes.
-
-    Args:
-        partition: the model.
-        joined: its graph.
-        meter: has the providers.
-        options: the options of the search.
-        deadline: when to stop enumerating.
 
     Raises:
         InfeasibleError: a primitive is in no candidate.

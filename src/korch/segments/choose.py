@@ -38,9 +38,7 @@ def choose(graph: PrimitiveGraph, sweeps: int = SWEEPS) -> PrimitiveGraph:
 
     Values keep their numbers, so some values have neither a producer nor a reader.
 
-    Args:
-        graph: a graph with or without alternatives.
-        sweeps: the most passes over all values; the last ones hardly ever find an improvement.
+    `sweeps`: the most passes over all values; the last ones hardly ever find an improvement.
     """
     if not graph.alternatives:
         return graph

@@ -96,10 +96,8 @@ def copied_primitives(graph: PrimitiveGraph) -> frozenset[int]:
 def choose_cuts(graph: PrimitiveGraph, limit: int, sizes: Sequence[float] | None = None) -> Cuts:
     """Return the segments of a graph without alternatives.
 
-    Args:
-        graph: a graph in which each primitive comes after those that it reads, as fission numbers them.
-        limit: largest size of a segment.
-        sizes: per primitive, its contribution to a segment's size; 1 if not given.
+    `graph`: a graph in which each primitive comes after those that it reads, as fission numbers them. `sizes`: per
+    primitive, its contribution to a segment's size; 1 if not given.
     """
     line = _Line(graph, [min(limit, size) for size in sizes or [1.0] * len(graph.primitives)])
     ends = _Cutter(line, limit).ends(0, line.count)

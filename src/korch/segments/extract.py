@@ -20,10 +20,6 @@ EXTRACT_SECONDS = 60.0  # time of the choice of one alternative per value
 def extract(graph: PrimitiveGraph, options: Options) -> PrimitiveGraph:
     """Return a graph without alternatives.
 
-    Args:
-        graph: a graph with alternatives.
-        options: the options of the solver.
-
     Raises:
         InfeasibleError: the solver found no choice within its time limit.
     """

@@ -70,13 +70,6 @@ def search_segments(
 ) -> Outcome:
     """Search a model block by block.
 
-    Args:
-        model: the model.
-        ledger: answers the search's questions.
-        options: the options of the search.
-        deadline: when to stop.
-        on_round: called after each round.
-
     Raises:
         InfeasibleError: a block has no plan.
     """

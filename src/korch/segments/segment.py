@@ -34,11 +34,8 @@ def whole_segment(graph: PrimitiveGraph) -> Segment:
 def extract(graph: PrimitiveGraph, primitives: Iterable[int], outputs: Sequence[int], price_bytes: int = 0) -> Segment:
     """Return the part of a graph that computes some values with some primitives.
 
-    Args:
-        graph: a graph without alternatives.
-        primitives: the primitives that may be used; other values that they read are inputs.
-        outputs: the values, each computed by one of the primitives.
-        price_bytes: stored in the segment.
+    `primitives`: the primitives that may be used; other values that they read are inputs. `outputs`: the values, each
+    computed by one of the primitives.
     """
     members = tuple(primitives)
     colours = _Colours(graph, {graph.primitives[p].output: p for p in members})

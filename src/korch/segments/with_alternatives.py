@@ -33,9 +33,7 @@ def split_segments(graph: PrimitiveGraph, limit: int) -> tuple[Segment, ...]:
     Primitives that depend on constants alone, and masks, do not count; every segment that reads one has its own copy.
     An alternative counts as a fraction of a primitive (`ALTERNATIVE_SHARE`).
 
-    Args:
-        graph: a graph. If it has no alternatives, its primitives must be in an order in which they can run.
-        limit: most primitives in a segment.
+    `graph`: a graph. If it has no alternatives, its primitives must be in an order in which they can run.
     """
     chosen = choose(graph)
     cuts = choose_cuts(chosen, limit, _sizes(graph, chosen, ALTERNATIVE_SHARE))
@@ -98,8 +96,7 @@ class Regions:
     def widened(self, segment: Segment) -> Segment:
         """Return a segment with its alternatives.
 
-        Args:
-            segment: a segment without alternatives; its values are values of the graph.
+        `segment`: a segment without alternatives; its values are values of the graph.
         """
         self.advance([v for v in segment.values if v not in self.constant])
         inputs = [segment.values[v] for _, v in segment.graph.inputs]

@@ -38,11 +38,7 @@ _ORDINARY = (0, 3)
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Return how many threads can run at once, at least 1.
-
-    Args:
-        root: the root of the system's files.
-    """
+    """Return how many threads can run at once, at least 1."""
     return max(1, min([len(os.sched_getaffinity(0)), *map(int, _quotas(root))]))
 
 
@@ -51,9 +47,6 @@ def slowness(root: Path = Path("/")) -> float:
 
     It follows from the number of threads that run or wait for a core on the machine, sampled a few times; it is 1 if
     the system does not tell.
-
-    Args:
-        root: the root of the system's files.
     """
     counts = []
     for _ in range(SAMPLES):

@@ -52,10 +52,7 @@ def make_private(folder: Path) -> None:
 def check_output(path: Path, option: str, inputs: Sequence[Path] = ()) -> None:
     """Check that a file can be written, before the work begins.
 
-    Args:
-        path: the file to write.
-        option: the option that named the file.
-        inputs: files that are read and must not be overwritten.
+    `inputs`: files that are read and must not be overwritten.
 
     Raises:
         OptionError: the file can't be written.

@@ -7,11 +7,7 @@ from pathlib import Path
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Return how much memory programs may still use without swapping; None where the system does not say.
-
-    Args:
-        root: the root of the system's files.
-    """
+    """Return how much memory programs may still use without swapping; None where the system does not say."""
     try:
         found = re.search(r"^MemAvailable: +(\d+) kB$", (root / "proc/meminfo").read_text("utf-8"), re.MULTILINE)
     except OSError:

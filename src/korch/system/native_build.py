@@ -49,8 +49,7 @@ def find_compiler(machine: str = "") -> list[str]:
 def build_library(machine: str = "") -> Path:
     """Compile the library, unless it exists, and remove those of other sources for this machine.
 
-    Args:
-        machine: x86_64 or aarch64; by default the one at hand.
+    `machine`: x86_64 or aarch64; by default the one at hand.
 
     Raises:
         OSError: there is no compiler, it fails, or the folder can't be written.

@@ -23,8 +23,7 @@ _SWEPT: set[Path] = set()
 def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
     """Make a folder that is removed when the context ends.
 
-    Args:
-        parent: where to make it; by default the system's folder for temporary files.
+    `parent`: where to make it; by default the system's folder for temporary files.
 
     Raises:
         OSError: the folder can't be made.

@@ -27,13 +27,7 @@ SUSPECT_KERNELS = 24  # most kernels that are measured again
 
 
 def examine(validation: Validation, meter: AnyMeter, deadline: Deadline) -> Discrepancy | None:
-    """Return the difference between the winner's predicted and measured time; None if it is small.
-
-    Args:
-        validation: the fastest correct plan and its times.
-        meter: measures kernels again.
-        deadline: when to stop measuring.
-    """
+    """Return the difference between the winner's predicted and measured time; None if it is small."""
     entry, measured_ns = validation.won.entry, float(validation.won.median_ns)
     known = [n for n, (_, is_measured) in enumerate(entry.costs) if is_measured]
     costs_ns = [float(entry.costs[n][0]) for n in known]

@@ -36,11 +36,7 @@ _PATIENCE = 20.0
 def time_fresh(executable: Executable, arrays: Sequence[Array], run_ns: float, left_s: float | None) -> RunTimes | None:
     """Return the times of runs in another process; None if there is no time for them or the process fails.
 
-    Args:
-        executable: the plan.
-        arrays: its inputs.
-        run_ns: the median time of a run in this process.
-        left_s: the seconds that are left; None if there is no limit.
+    `left_s`: the seconds that are left; None if there is no limit.
     """
     needed_s = FRESH_S + 2 * LEAST_RUNS * run_ns / 1e9
     if left_s is not None and left_s < needed_s:

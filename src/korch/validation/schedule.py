@@ -33,12 +33,6 @@ def with_fastest_schedule(
 ) -> tuple[Validation, ScheduleTimes | None]:
     """Build the kernels of the winning plan as tasks, compare the results, and time both plans interleaved.
 
-    Args:
-        validation: the validation of plans with joins.
-        meter: the meter that has compiled the kernels.
-        make_tasks: builds an executable that runs tasks.
-        deadline: when to end.
-
     Returns:
         The validation with the faster plan, and the times. There are no times (None) if the plan has large
         weights or no tasks, if its results differ with tasks, or if there was no time to build it with tasks.

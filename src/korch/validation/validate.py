@@ -55,12 +55,8 @@ def validate_plans(
 ) -> Validation:
     """Build, check and time plans.
 
-    Args:
-        trial: the inputs and the reference.
-        entries: the plans; the search predicts that the first one is the fastest.
-        meter: builds kernels.
-        make: builds an executable.
-        deadline: when to end; however, plans are built and run until one has correct results.
+    `entries`: the plans; the search predicts that the first one is the fastest. `deadline`: when to end; however, plans
+    are built and run until one has correct results.
 
     Raises:
         InaccurateError: no plan is within the tolerance.

@@ -34,13 +34,6 @@ def build_cuda(
 ) -> CudaProgram:
     """Build a plan.
 
-    Args:
-        graph: the model's graph.
-        steps: the kernels in the order in which they run.
-        target: the device that they are built for.
-        compiler: compiles launches; its cache has those that were measured.
-        origin: the origin of the plan.
-
     Raises:
         CompileError: a kernel does not compile.
         InvalidGraphError: the steps are not a plan for the graph.

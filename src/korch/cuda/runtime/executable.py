@@ -65,9 +65,6 @@ class CudaExecutable(PlanExecutable):
     def __init__(self, program: CudaProgram) -> None:
         """Load the kernels, copy the weights to the device, capture the graph.
 
-        Args:
-            program: the program that `korch.cuda.runtime.build` made.
-
         Raises:
             UnsupportedError: there is no device, or the program does not run on it.
         """
@@ -115,8 +112,7 @@ class CudaExecutable(PlanExecutable):
     def compute(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
         """Run the model on the current stream.
 
-        Args:
-            arrays: one for each input: PyTorch tensors, NumPy arrays, or objects that support DLPack.
+        `arrays`: one for each input: PyTorch tensors, NumPy arrays, or objects that support DLPack.
 
         Returns:
             A tensor on the device for each output; if all inputs are NumPy arrays, NumPy arrays.
@@ -137,9 +133,7 @@ class CudaExecutable(PlanExecutable):
     def bind(self, inputs: Sequence[Any] | None = None, outputs: Sequence[Any] | None = None) -> Bound:
         """Return a run over the caller's tensors, without copies.
 
-        Args:
-            inputs: dense tensors on the device, aligned to 16 bytes; None for new ones.
-            outputs: the same for the outputs.
+        `inputs`: dense tensors on the device, aligned to 16 bytes; None for new ones.
 
         Raises:
             InputError: a tensor has another shape or type, or is not dense, aligned and on the device.

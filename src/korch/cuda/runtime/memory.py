@@ -21,15 +21,7 @@ class StepMemory:
         inputs: Sequence[Any],
         outputs: Sequence[Any],
     ) -> None:
-        """Store the memory of a run.
-
-        Args:
-            torch: the module.
-            program: the program that runs.
-            own: the arena, the constants and the tables.
-            inputs: the input tensors.
-            outputs: the output tensors.
-        """
+        """Store the memory of a run."""
         self.torch = torch
         self.arena, self.weights, tables = own
         self.offsets = program.weights.offsets

@@ -48,8 +48,7 @@ RULES: tuple[AnyRule, ...] = tuple(rule for family in FAMILIES.values() for rule
 def select_rules(text: str) -> tuple[AnyRule, ...]:
     """Return the rules that an option names.
 
-    Args:
-        text: "all", "none", names of families separated by commas, or names with "-" before each for all others.
+    `text`: "all", "none", names of families separated by commas, or names with "-" before each for all others.
 
     Raises:
         OptionError: there is no such family.

@@ -31,12 +31,6 @@ SMALL_BYTES = 256
 def to_held_model(program: Any, name: str, inputs: Sequence[str], outputs: Sequence[str]) -> HeldModel:
     """Return an exported program as ONNX.
 
-    Args:
-        program: an ExportedProgram whose inputs and outputs are tensors.
-        name: the module's name, for messages.
-        inputs: the names to give to the inputs.
-        outputs: the names to give to the outputs.
-
     Raises:
         UnsupportedError: PyTorch has no translation of an operator, or onnxscript is missing.
     """

@@ -82,11 +82,7 @@ def is_torch_model(model: Any) -> bool:
 def export_module(model: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None = None) -> Exported:
     """Return a module as ONNX, for calls like the given one.
 
-    Args:
-        model: an nn.Module in evaluation mode, or an ExportedProgram.
-        args: positional arguments of an example call; None for those that an ExportedProgram was
-            exported with.
-        kwargs: its keyword arguments.
+    `args`: positional arguments of an example call; None for those that an ExportedProgram was exported with.
 
     Raises:
         ModelError: the module is in training mode, or returns no tensor.
@@ -105,13 +101,8 @@ def export_call(
 ) -> Exported:
     """Return a module as ONNX, for calls like the given one, without checking that it is in evaluation mode.
 
-    Args:
-        module: an nn.Module.
-        args: positional arguments of an example call.
-        kwargs: its keyword arguments.
-        name: the module's name, for messages.
-        free: the torch.export.Dim of each axis that may have other sizes than in the example call, by the number of
-            the tensor and the axis.
+    `args`: positional arguments of an example call. `free`: the torch.export.Dim of each axis that may have other sizes
+    than in the example call, by the number of the tensor and the axis.
 
     Raises:
         ModelError: it returns no tensor.

@@ -36,10 +36,7 @@ class FreeModule:
     ) -> FreeModule:
         """Return a module for an example call of any sizes.
 
-        Args:
-            dimensions: the free dimensions.
-            axes: as the attribute.
-            call: a module, the arguments of an example call, and its name, as for `export_call`.
+        `call`: a module, the arguments of an example call, and its name, as for `export_call`.
         """
         module, args, kwargs, name = call
         leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
@@ -76,8 +73,7 @@ class FreeModule:
     def of(program: Any) -> FreeModule | None:
         """Return the module of a program whose inputs have dynamic dimensions, None if there are none.
 
-        Args:
-            program: any model; there are none unless it is an ExportedProgram.
+        `program`: any model; there are none unless it is an ExportedProgram.
 
         Raises:
             UnsupportedError: a dimension has no largest size, or is computed from another one.

@@ -97,13 +97,8 @@ def free_graph(
     Axes without an upper bound are one dimension if they have equal sizes in all calls so far: PyTorch gives each
     tensor of a cache a symbol of its own.
 
-    Args:
-        graph: a torch.fx.GraphModule.
-        args: the arguments of the call.
-        weights: the constants among the arguments, by position.
-        most: the largest size of a dimension without an upper bound, unless the call has a larger one; if there are
-            several such dimensions, the largest product of their sizes.
-        earlier: for earlier calls, the shapes of all arguments.
+    `weights`: the constants among the arguments, by position. `most`: the largest size of a dimension without an upper
+    bound, unless the call has a larger one; if there are several such dimensions, the largest product of their sizes.
 
     Raises:
         UnsupportedError: the sizes can't be derived from the tensors.

@@ -86,11 +86,7 @@ def samples(
 ) -> Iterator[ModuleInputs]:
     """Yield inputs of a module with its results; the example inputs come first.
 
-    Args:
-        program: the exported module.
-        tensors: the example inputs.
-        run: the module itself; it may raise any error for inputs that it does not take.
-        limit_s: no further inputs are made after this time.
+    `run`: the module itself; it may raise any error for inputs that it does not take.
     """
     end_s = time.monotonic() + limit_s
     uses = uses_of(program, tensors)

@@ -127,7 +127,7 @@ class Results:
 
 @dataclass(frozen=True, eq=False)
 class Trees:
-    """The forms of a module's arguments and results, with the tensors among them that its ONNX model takes and returns."""
+    """The forms of a module's arguments and results, and the tensors in them that its ONNX model takes and returns."""
 
     arguments: Arguments  # the form of a call
     results: Results  # the form of a result

@@ -17,10 +17,7 @@ _SWITCHES = ("train", "training", "dropout_p", "p", "dropout")
 def export_trouble(error: BaseException, program: Any, name: str) -> KorchError:
     """Return the error for a module that PyTorch could not export or translate.
 
-    Args:
-        error: what PyTorch raised.
-        program: the program that PyTorch was translating; None if it was tracing.
-        name: the module's name, for messages.
+    `program`: the program that PyTorch was translating; None if it was tracing.
     """
     if isinstance(error, KorchError):
         return error

@@ -180,12 +180,7 @@ def _padded(
 ) -> tuple[list[int], list[int], Any, list[int]]:
     """Return the lengths and the steps of a pool's windows, the padded input, and the padding before each axis.
 
-    Args:
-        x: the input.
-        rank: how many axes the windows have.
-        sizes: the lengths, steps, paddings and dilations of the windows.
-        fill: the value of the padding.
-        ceil_mode: whether a last window may be incomplete.
+    `ceil_mode`: whether a last window may be incomplete.
     """
     kernel, strides, pads, dilations = (_each(v, rank) for v in (sizes[0], sizes[1] or sizes[0], *sizes[2:]))
     ends: list[int] = []

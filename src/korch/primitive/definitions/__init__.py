@@ -16,10 +16,7 @@ DEFINITIONS: dict[str, Definition] = {**images.ROWS, **recurrences.ROWS, **tenso
 def by_definition(node: onnx.NodeProto, inputs: Inputs, opset: int) -> list[Array] | None:
     """Return a node's outputs without the omitted ones; None if its operator, or this form of it, is not here.
 
-    Args:
-        node: the node.
-        inputs: its inputs; None for an omitted one.
-        opset: the version of the operator set.
+    `inputs`: its inputs; None for an omitted one.
     """
     definition = DEFINITIONS.get(node.op_type) if not node.domain else None
     if definition is None:

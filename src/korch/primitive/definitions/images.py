@@ -82,12 +82,8 @@ def _norm(parts: Iterator[Array], attributes: Given, axes: Sequence[_Taps]) -> A
 def _position(attributes: Given, n: int, out: int, scale: float, region: tuple[float, float]) -> Array:
     """Return the place in the input of each element of the output.
 
-    Args:
-        attributes: those of the node.
-        n: the size of the axis.
-        out: its size in the output.
-        scale: how much it grows; the exact product of it and the size may be no integer.
-        region: the part of the axis that is resized, as fractions of its size.
+    `scale`: how much it grows; the exact product of it and the size may be no integer. `region`: the part of the axis
+    that is resized, as fractions of its size.
     """
     x, length = np.arange(out, dtype=np.float64), scale * n
     mode = attributes.get("coordinate_transformation_mode", b"half_pixel").decode()

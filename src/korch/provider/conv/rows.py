@@ -14,11 +14,8 @@ LEAST_LINES = 4
 def lines_of_task(lines: int, fitting: int, tasks: int, threads: int) -> int:
     """Return the lines that a task computes.
 
-    Args:
-        lines: the lines of an image, which may be cut into several tasks.
-        fitting: the most lines whose data fit into the cache.
-        tasks: the number of tasks if no image is cut.
-        threads: the number of threads that run the tasks.
+    `lines`: the lines of an image, which may be cut into several tasks. `tasks`: the number of tasks if no image is
+    cut.
     """
     fitting = min(fitting, evenly(lines, lines, tasks, threads, LEAST_LINES))
     parts = threads // math.gcd(tasks, threads)

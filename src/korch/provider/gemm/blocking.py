@@ -67,12 +67,8 @@ class VectorBlocking:
 
         The larger operand is divided among the threads; each thread splits all of the other one.
 
-        Args:
-            sizes: batches, rows, columns and terms.
-            components: the number of components of each operand's elements.
-            target: the machine.
-            is_given: whether the right operand is already in components. Then its columns are read block by block,
-                because they need not be split first.
+        `components`: the number of components of each operand's elements. `is_given`: whether the right operand is
+        already in components. Then its columns are read block by block, because they need not be split first.
         """
         batch, m, n, terms = sizes
         rows_bytes, columns_bytes = (COMPONENT_BYTES * TOGETHER * count for count in components)

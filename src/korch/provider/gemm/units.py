@@ -86,12 +86,8 @@ def columns_in_steps(rank: int, terms: int) -> Layout:
 def tiled_program_of(group: Group, root: Primitive, layouts: Layouts, target: Target, is_packed: bool) -> TileProgram:
     """Return the program of a product of bytes on matrix units; for a convolution, channels must be innermost.
 
-    Args:
-        group: the group.
-        root: its product.
-        layouts: the layouts of inputs and outputs, with a plain one in place of a packed operand's.
-        target: the machine.
-        is_packed: whether the second operand is a constant that is packed when the kernel is built.
+    `layouts`: the layouts of inputs and outputs, with a plain one in place of a packed operand's. `is_packed`: whether
+    the second operand is a constant that is packed when the kernel is built.
 
     Raises:
         NotFusedError: the product, or a primitive before or after it, can't be computed so.
@@ -111,10 +107,7 @@ def tiled_blocking(sizes: Sequence[int], target: Target, is_packed: bool) -> Pro
     read the same weights; otherwise the rows are. Within a task, the operand with fewer bytes is kept in the cache
     while the other one is streamed.
 
-    Args:
-        sizes: batches, rows, columns and terms.
-        target: the machine.
-        is_packed: whether the second operand is packed in panels.
+    `is_packed`: whether the second operand is packed in panels.
     """
     batch, m, n, terms = sizes
     teams = max(1, target.threads // math.gcd(batch, target.threads))

@@ -23,12 +23,8 @@ def schedule_of(
 ) -> tuple[Products, ProductBlocking]:
     """Return the schedule of a product and its blocking, which has the panel width of a packed second operand.
 
-    Args:
-        group: the group.
-        root: its product.
-        layouts: the layouts of inputs and outputs, with a plain one in place of a packed operand's.
-        target: the machine.
-        is_packed: whether the second operand is a constant that is packed when the kernel is built.
+    `layouts`: the layouts of inputs and outputs, with a plain one in place of a packed operand's. `is_packed`: whether
+    the second operand is a constant that is packed when the kernel is built.
     """
     contraction = contraction_of(group, root, last=False)
     schedule = Products(group, root, layouts, contraction, Machine.of(target))

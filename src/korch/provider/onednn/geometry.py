@@ -17,13 +17,8 @@ from korch.provider.onednn.match import MatrixView, OneDnnOp, Other
 def describe(group: Group, found: OneDnnOp, x: Layout, y: Layout, weights: Layout | None = None) -> PrimitiveCall:
     """Return the call for a match.
 
-    Args:
-        group: the group to compute.
-        found: the group in oneDNN's terms.
-        x: the layout of the first input.
-        y: the layout of the output, and of the tensors of its shape in post-operations.
-        weights: the layout of the weights in terms of oneDNN's axes; None lets the library choose,
-            the plain layout means their order in the model.
+    `y`: the layout of the output, and of the tensors of its shape in post-operations. `weights`: the layout of the
+    weights in terms of oneDNN's axes; None lets the library choose, the plain layout means their order in the model.
     """
     source = _tensor(group, found.inputs[0], x)
     target = CallTensor(len(group.inputs), group.output_types[0].shape, str(y))
@@ -61,11 +56,8 @@ def weights_axes(group: Group, found: OneDnnOp) -> Dims:
 def model_layout(layout: Layout, dims: Dims, axes: Dims) -> Layout | None:
     """Return the layout of the model's axes that equals a layout of oneDNN's axes, or None if there is none.
 
-    Args:
-        layout: the layout in terms of oneDNN's axes.
-        dims: the sizes of oneDNN's axes.
-        axes: for each of oneDNN's axes, the model's axis that it belongs to. With groups, oneDNN's first
-            axis and another one are the outer and inner part of one axis of the model.
+    `axes`: for each of oneDNN's axes, the model's axis that it belongs to. With groups, oneDNN's first axis and another
+    one are the outer and inner part of one axis of the model.
     """
     partner = axes.index(axes[0], 1) if axes.count(axes[0]) > 1 else None
     order, blocks = list(layout.order), layout.blocks

@@ -70,12 +70,7 @@ _CHANGES_NAN = ("clip", "exp", "gelu_erf", "max", "min")
 
 
 def match_group(group: Group, propagate_nan: bool = False) -> OneDnnOp | Refusal:
-    """Return a group in oneDNN's terms.
-
-    Args:
-        group: what to compute.
-        propagate_nan: use no operation that loses NaN or infinity.
-    """
+    """Return a group in oneDNN's terms."""
     body = group.body
     if len(group.outputs) != 1:
         return Refusal("oneDNN primitives have one output")

@@ -18,11 +18,7 @@ post-operation."""
 def print_source(call: PrimitiveCall, workspace: tuple[int, int], comment: str, isa: str) -> str:
     """Return the source, with NAME as the placeholder of the symbol.
 
-    Args:
-        call: the primitive; every tensor has a tag or strides.
-        workspace: the position of the workspace in the buffers, and its size in bytes.
-        comment: text for the head of the source.
-        isa: the instruction set.
+    `workspace`: the position of the workspace in the buffers, and its size in bytes.
     """
     made = Constants(isa)
 

@@ -71,12 +71,7 @@ def print_kernel(
 ) -> CudaKernel:
     """Return the kernel of a group's program, printed with the offer as a comment.
 
-    Args:
-        group: the group.
-        offer: the layouts; its variant may ask for split rows.
-        program: the program to print.
-        target: the device.
-        options: how stages with contractions or loops are printed and launched.
+    `offer`: the layouts; its variant may ask for split rows.
     """
     comment = f"{comment_of(group, offer)}\nvariant {offer.variant}"
     printed = print_triton(program, comment, target.processors, offer.variant == "split", options)

@@ -213,11 +213,7 @@ def promising(tiles: Sequence[ProgramTile]) -> list[ProgramTile]:
 def ranked_tiles(found: Contraction, dtype: DType, target: CudaTarget, is_exact: bool = False) -> list[ProgramTile]:
     """Return tiles ordered by estimated time: the best one for each shape, number of parts and way to multiply.
 
-    Args:
-        found: the product.
-        dtype: the element type of its operands.
-        target: the device.
-        is_exact: whether operands must not be rounded even if the target allows it.
+    `is_exact`: whether operands must not be rounded even if the target allows it.
     """
     sizes = tuple(map(extent, (found.batch, found.rows, found.columns, found.terms)))
     return list(_ranked(sizes, dtype, target, is_exact))

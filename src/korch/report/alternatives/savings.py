@@ -36,12 +36,7 @@ def rule_savings(
 ) -> Savings:
     """Return the savings of the rules of a plan; empty if plans are not compared, or not measured.
 
-    Args:
-        instance: the instance that was searched.
-        steps: the kernels of the plan.
-        ledger: has the costs of candidates; complete results are stored in its database.
-        options: how to search.
-        deadline: when to stop; the remaining rules are then left out.
+    `ledger`: has the costs of candidates; complete results are stored in its database.
     """
     limits, candidates = options.search, instance.candidates
     wrote = [rule_of(origin) for origin in instance.graph.origins]

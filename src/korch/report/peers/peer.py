@@ -41,10 +41,7 @@ class Peer(Protocol):
     def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
         """Load a model with the engine's best settings for many runs on the same inputs.
 
-        Args:
-            model_path: an ONNX file (Korch: an artifact).
-            inputs: name of each model input -> its array, in the model's order.
-            threads: number of threads of the run.
+        `inputs`: name of each model input -> its array, in the model's order.
 
         Returns:
             A call that runs the model once and returns its outputs in the model's order. The arrays
@@ -80,9 +77,7 @@ def import_object(name: str) -> Any:
 def missing(extra: str, *modules: str) -> str | None:
     """Return None if all modules are installed, else how to install them (the modules are not imported).
 
-    Args:
-        extra: the extra of the distribution that contains them.
-        modules: names of modules; the package of a submodule must come before it.
+    `modules`: names of modules; the package of a submodule must come before it.
     """
     for module in modules:
         if importlib.util.find_spec(module) is None:
