@@ -292,38 +292,51 @@ def opaque(rng: np.random.Generator) -> onnx.ModelProto:
     return parsed("(float[3,4] x) => (float[3,4] y) { y = Hardmax(x) }")
 
 
-@pytest.mark.parametrize("model", [network, opaque])
+def ranged(rng: np.random.Generator) -> onnx.ModelProto:
+    """Return a model for a range of sizes, which reads a mask, and whose output is cut."""
+    return parsed("(float[n,4] x) => (float[4,n] y) { t = Transpose(x) y = Softmax(t) }")
+
+
+@pytest.mark.parametrize("model", [network, opaque, ranged])
 def test_the_c_program_of_the_documentation_computes_what_python_does(
     model: Callable[[np.random.Generator], onnx.ModelProto], tmp_path: Path, cache_folder: Path, rng
 ) -> None:
     (program,) = blocks(ROOT / "docs" / "deploy.md", "c")
     assert len([line for line in program.splitlines() if line]) < 50
-    korch.optimize(model(rng), threads=1, measure=False, cache_folder=cache_folder).save(tmp_path / "model.korch")
+    shapes = {"n": range(4, 10)} if model is ranged else None
+    made = korch.optimize(model(rng), shapes=shapes, threads=1, measure=False, cache_folder=cache_folder)
+    made.save(tmp_path / "model.korch")
     executable = korch.load(tmp_path / "model.korch")
     folder = tmp_path / "folder"
     brought = unpack(tmp_path / "model.korch", folder).brought
-    assert model is network or brought == ("libonnxruntime.so.1",)
+    assert model is not opaque or brought == ("libonnxruntime.so.1",)
     (tmp_path / "run.c").write_text(program)
     link = [f"-L{folder}", "-lkorch_runtime", "-Wl,-rpath,$ORIGIN/folder"]
     command = [*COMPILER, "-Wall", "-Wextra", "-Werror", f"-I{folder}", "run.c", "-o", "run", *link]
     subprocess.run(command, cwd=tmp_path, check=True)
-    given = rng.random(executable.get_inputs()[0].shape, np.float32)
+    shape = [7 if n == "4..9" else n for n in executable.get_inputs()[0].shape]
+    given = rng.random(shape, np.float32)
     given.tofile(tmp_path / "x.f32")
 
     def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         # No environment: all that it needs lies in the folder.
         return subprocess.run([tmp_path / "run", *arguments], env={}, capture_output=True, text=True, check=False)
 
-    done = run(folder, tmp_path / "x.f32")
+    sizes, first = list(map(str, shape)), "4 to 9 in steps of 1" if model is ranged else f"{shape[0]}"
+    done = run(folder, tmp_path / "x.f32", *sizes)
     assert (done.returncode, done.stderr) == (0, "")
     (expected,) = executable(given)
     np.testing.assert_array_equal(np.array(done.stdout.split(), np.float32), expected.ravel())
     name = executable.get_inputs()[0].name
     for wrong, text in (
-        ((folder, tmp_path / "run.c"), f"{name} needs {given.nbytes} bytes\n"),
-        ((tmp_path / "none", tmp_path / "x.f32"), f"{tmp_path / 'none'} has no kernels for this CPU\n"),
-        ((folder, tmp_path / "none"), f"can't read {tmp_path / 'none'}\n"),
-        ((folder,), f"usage: {tmp_path / 'run'} FOLDER INPUT.f32\n"),
+        ((folder, tmp_path / "run.c", *sizes), f"{tmp_path / 'run.c'} needs {given.nbytes} bytes\n"),
+        ((tmp_path / "none", tmp_path / "x.f32", "1"), f"{tmp_path / 'none'} has no kernels for this CPU\n"),
+        ((folder, tmp_path / "none", *sizes), f"can't read {tmp_path / 'none'}\n"),
+        (
+            (folder, tmp_path / "x.f32", "1000", *sizes[1:]),
+            f"input {name}, axis 0: its size is 1000; expected {first}\n",
+        ),
+        ((folder,), f"usage: {tmp_path / 'run'} FOLDER INPUT.f32 SIZE...\n"),
     ):
         done = run(*wrong)
         assert (done.returncode, done.stdout, done.stderr) == (1, "", text)

@@ -7,7 +7,6 @@ import hashlib
 import json
 import pickle
 import re
-import subprocess
 import threading
 import zipfile
 from pathlib import Path
@@ -23,7 +22,7 @@ from korch.cli.shapes import parse_bindings
 from korch.errors import ArtifactError, InputError, ModelError, OptionError, UnsupportedError
 from korch.runtime.shaped import ShapedExecutable
 from korch.runtime.unpack import unpack
-from tests.support.c_code import program_of
+from tests.support.c_session import Session
 from tests.support.models import parsed
 
 QUICK = {"measure": False, "threads": 1}
@@ -153,34 +152,22 @@ def test_one_of_several_plans_is_not_saved_alone(executable, tmp_path: Path) -> 
         next(iter(executable.plans.values())).save(tmp_path / "one.korch")
 
 
-PROGRAM_IN_C = r"""
-#include <stdio.h>
-#include "korch.h"
-int main(int count, char **words) {
-    char error[200] = "";
-    int64_t plans, inputs;
-    korch_model *model = korch_open(words[count - 1], error, sizeof error);
-    if (!model) return puts(error);
-    const korch_plan *const *plan = korch_plans(model, &plans);
-    for (int64_t i = 0; i < plans; ++i) {
-        const korch_tensor *x = korch_inputs(plan[i], &inputs);
-        printf("%s %d %d\n", x->name, (int)x->shape[0], (int)x->shape[1]);
-    }
-    korch_close(model);
-    return korch_abi_version() != KORCH_ABI_VERSION;
-}
-"""
-
-
 def test_a_program_in_c_finds_the_plans(executable, tmp_path: Path) -> None:
     executable.save(tmp_path / "m.korch")
-    unpack(tmp_path / "m.korch", tmp_path / "folder")
-    program = program_of(PROGRAM_IN_C, tmp_path, "folder/libkorch_runtime.so", flags=("-Wl,-rpath,$ORIGIN/folder",))
-    done = subprocess.run([program, tmp_path / "folder"], check=True, capture_output=True, text=True)
-    assert done.stdout == "".join(f"x {batch} {length}\n" for batch, length in SHAPES)
-    (tmp_path / "folder" / "weights.bin").write_bytes(b"short")
-    done = subprocess.run([program, tmp_path / "folder"], check=False, capture_output=True, text=True)
-    assert done.stdout == f"{tmp_path}/folder/weights.bin has not the weights of these plans\n"
+    folder = tmp_path / "folder"
+    unpack(tmp_path / "m.korch", folder)
+    session = Session(folder, 1)
+    for batch, length in (*SHAPES, *SHAPES):
+        given = feeds(batch, length)
+        np.testing.assert_array_equal(session.run(list(given.values()))[0], executable.run(None, given)[0])
+    with pytest.raises(ValueError, match=r"input x, axis \d: its size is 7; expected \d+$"):
+        session.run([given["x"][:, :7], given["mask"]])
+    session.close()
+    for name, text in (("sizes.bin", "can't read {}"), ("weights.bin", "{} has not the weights of these plans")):
+        path = folder / name
+        path.unlink()
+        with pytest.raises(ValueError, match=re.escape(text.format(path))):
+            Session(folder, 1)
 
 
 def test_several_threads_call_different_plans(executable) -> None:

@@ -12,6 +12,7 @@ import pytest
 import korch
 from korch.cli import main
 from korch.errors import ArtifactError, OptionError, UnsupportedError
+from korch.inputs import random_arrays
 from korch.primitive.types import ValueType
 from korch.runtime import unpack as unpack_module
 from korch.runtime.artifact import archive_of
@@ -20,7 +21,10 @@ from korch.runtime.unpack import unpack, weight_chunks
 from korch.runtime.weights import Weights
 from korch.system.libraries import find_library
 from korch.target import detect_target
+from tests.ranges.range_models import model_of, shapes_of
+from tests.ranges.test_sweep import MODELS, RANGES, sizes_of
 from tests.runtime import runtime_plans as plans
+from tests.support.c_session import Session
 from tests.support.models import parsed
 
 
@@ -95,6 +99,7 @@ def test_the_manifest_says_what_is_needed_and_seals_the_rest(pack, tmp_path):
         "kernels-generic.a",
         "korch.h",
         "weights.bin",
+        "sizes.bin",
         "plans/0.json",
         "sources/plans.ll",
     } < files
@@ -134,6 +139,38 @@ def test_several_plans(tmp_path, cache_folder):
         x = rng.standard_normal((n, 8)).astype(np.float32)
         (found,) = run_folder(tmp_path / "two", i, x)
         np.testing.assert_array_equal(found, executable(x)[0])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "attention bn",
+        "std n",
+        "positions n",
+        "shift n",
+        "first half hw",
+        "pad reflect n",
+        "rolled windows hw",
+        "pool over a concatenation hw",
+        "slice of a concatenation n",
+        "gru state n",
+        "last n",
+    ],
+)
+def test_a_range_of_sizes(tmp_path, cache_folder, name):
+    shapes = shapes_of(name, RANGES)
+    ranges = {key: bounds[0] for key, bounds in shapes.items()}
+    quick = {"measure": False, "threads": 1, "ablation": korch.Ablation(baselines=False)}
+    executable = korch.optimize(model_of(*MODELS[name]), shapes=ranges, cache_folder=cache_folder, **quick)
+    executable.save(tmp_path / "m.korch")
+    unpack(tmp_path / "m.korch", tmp_path / "m")
+    session = Session(tmp_path / "m", len(executable.get_outputs()))
+    for sizes in sizes_of(shapes):
+        infos = executable.inputs_at(sizes)
+        feeds = random_arrays({info.name: (tuple(info.shape), info.dtype) for info in infos}, sum(sizes))
+        for one, other in zip(session.run(list(feeds.values())), executable.run(None, feeds), strict=True):
+            np.testing.assert_array_equal(one, other)
+    session.close()
 
 
 @pytest.mark.skipif(find_library("dnnl") is None, reason="oneDNN is not installed")
@@ -216,7 +253,13 @@ def test_the_command(pack, tmp_path, capsys):
     assert main(["unpack", str(pack(plans.blocked_constant())), str(tmp_path / "folder")]) == 0
     first, *files = capsys.readouterr().out.splitlines()
     assert first == f"{tmp_path / 'folder'}: for 2 threads on a CPU with no special instructions"
-    assert [line.split()[0] for line in files] == ["libkorch_runtime.so", "korch.h", "kernels-generic.a", "weights.bin"]
+    assert [line.split()[0] for line in files] == [
+        "libkorch_runtime.so",
+        "korch.h",
+        "kernels-generic.a",
+        "weights.bin",
+        "sizes.bin",
+    ]
     text = tmp_path / "text.korch"
     text.write_text("no artifact")
     assert main(["unpack", str(text), str(tmp_path / "other")]) == 1

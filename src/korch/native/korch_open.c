@@ -2,7 +2,8 @@
  *
  * The objects for an instruction set are one file, `kernels-<instruction set>.a`, in the format of `ar`. weights.bin is an
  * int64_t, the number of offsets; an int64_t for each constant of the first plan in the order of `korch_constants`, then for
- * each constant of the next plan: the offset of its tensor in the file, a multiple of 64; then the tensors. */
+ * each constant of the next plan: the offset of its tensor in the file, a multiple of 64; then the tensors. sizes.bin says which
+ * shapes each plan takes (korch_fit.c). */
 #include "korch_runtime.h"
 
 #if defined(__x86_64__)
@@ -117,18 +118,12 @@ KORCH_API korch_code *korch_load_archive(const void *bytes, int64_t size, char *
 
 /* -- Models --------------------------------------------------------------------------------------------------------- */
 
-struct korch_model {
-    korch_code *code;
-    const korch_plan_list *plans;
-    char *weights;
-    const void **constants; /* of all plans, one plan after the other */
-};
-
 KORCH_API void korch_close(korch_model *model) {
     if (!model) return;
     korch_unload(model->code);
     free(model->weights);
     free(model->constants);
+    free(model->numbers);
     free(model);
 }
 
@@ -188,19 +183,19 @@ KORCH_API korch_model *korch_open(const char *folder, char *error, size_t error_
         fclose(file);
         korch_use_library(libraries[i][0], path);
     }
-    if (load_code(model, folder, error, error_size) && load_weights(model, folder, error, error_size)) return model;
+    if (load_code(model, folder, error, error_size) && load_weights(model, folder, error, error_size)) {
+        int64_t size;
+        model->numbers = read_file(path_of(path, folder, "sizes.bin"), &size);
+        if (model->numbers) return model;
+        snprintf(error, error_size, "can't read %s", path);
+    }
     korch_close(model);
     return NULL;
 }
 
-KORCH_API const korch_plan *const *korch_plans(const korch_model *model, int64_t *count) {
-    *count = model->plans->count;
-    return (const korch_plan *const *)model->plans->rows;
-}
-
-KORCH_API const void *const *korch_weights(const korch_model *model, const korch_plan *plan) {
+const void *const *korch_weights(const korch_model *model, int64_t plan) {
     int64_t at = 0, count;
-    for (int64_t i = 0; model->plans->rows[i] != plan; ++i) {
+    for (int64_t i = 0; i < plan; ++i) {
         korch_constants(model->plans->rows[i], &count);
         at += count;
     }

@@ -117,6 +117,43 @@ void korch_trace_begun(int64_t now_ns);
 
 /* -- Plans (korch_plan.c) ------------------------------------------------------------------------------------------- */
 
+typedef struct korch_plan korch_plan;
+typedef struct korch_handle korch_handle;
+
+/* Descriptions, in the order in which pointers are passed. */
+KORCH_API const korch_tensor *korch_inputs(const korch_plan *plan, int64_t *count);
+KORCH_API const korch_tensor *korch_outputs(const korch_plan *plan, int64_t *count);
+KORCH_API const korch_tensor *korch_constants(const korch_plan *plan, int64_t *count);
+
+/* The symbol of each kernel, in the order in which they run; "" for a step that runs nothing: a concatenation
+ * whose operands are written directly into its result. */
+KORCH_API const char *const *korch_kernels(const korch_plan *plan, int64_t *count);
+
+/* The size of the arena that a handle allocates, in bytes. */
+KORCH_API int64_t korch_arena_bytes(const korch_plan *plan);
+
+/* Prepare to run. If that fails, return null, with a message in error.
+ *
+ * constants: the packed constants, aligned to 64 bytes; they must stay valid and unchanged until korch_destroy.
+ * threads: the threads of every run, at most 1024; 0 for the number that the plan was built for.
+ */
+KORCH_API korch_handle *korch_create(const korch_plan *plan, const void *const *constants, int threads, char *error,
+                           size_t error_size);
+
+/* Run once. Inputs and outputs are dense, row-major, and aligned to their element's size; no output may
+ * overlap another tensor. Calls on the same handle are serialized; calls on different handles run
+ * concurrently. A process that has run a plan may fork; both parent and child can then run plans.
+ *
+ * Returns 0, 1 + the position of the kernel that failed, or KORCH_INTERRUPTED.
+ */
+KORCH_API int korch_run(korch_handle *handle, const void *const *inputs, void *const *outputs);
+
+/* The same, and write the nanoseconds of each kernel to kernel_ns. */
+KORCH_API int korch_run_timed(korch_handle *handle, const void *const *inputs, void *const *outputs, int64_t *kernel_ns);
+
+/* Free a handle of korch_create. Null is allowed. */
+KORCH_API void korch_destroy(korch_handle *handle);
+
 /* A table of a plan: `korch.tile.llvm.constants` prints it. */
 #define KORCH_TABLE(type) struct { int64_t count; const type *rows; }
 
@@ -146,6 +183,18 @@ KORCH_API void korch_unload(korch_code *code);
 
 /* The plans of a library: a table that is named korch_listed. */
 typedef KORCH_TABLE(korch_plan *const) korch_plan_list;
+
+/* A model (korch_open.c): `numbers` say how its plans serve sizes (korch_fit.c). */
+struct korch_model {
+    korch_code *code;
+    const korch_plan_list *plans;
+    char *weights;
+    const void **constants; /* of all plans, one plan after the other */
+    int64_t *numbers;
+};
+
+/* The packed constants of a plan of a model, in the order of `korch_constants`. */
+const void *const *korch_weights(const korch_model *model, int64_t plan);
 
 /* Memory that starts at a huge page if it is large; null if there is none. It is filled with zeros. */
 void *korch_allocate(int64_t size);

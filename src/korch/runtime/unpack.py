@@ -4,6 +4,7 @@
     korch.h               the header of its C interface
     kernels-*.a           the objects of the kernels and of the plans' tables, for each instruction set
     weights.bin           the packed constants, in the form in which the runtime reads them
+    sizes.bin             which shapes of the inputs each plan takes (`korch.runtime.sizes`)
     lib*.so*              libraries that the kernels call and that Python packages contain: oneDNN, ONNX Runtime
     manifest.json         requirements on the machine, threads, inputs and outputs; SHA-256 of the other files
     plans/*.json          the plans
@@ -38,16 +39,18 @@ from korch.runtime.artifact import MANIFEST, SOURCES, Artifact, objects_by_name,
 from korch.runtime.each_isa import best_content
 from korch.runtime.record import PlanRecord
 from korch.runtime.shaped import Shared
+from korch.runtime.sizes import sizes_of_plans
 from korch.runtime.weights import CHUNK_BYTES, Weights
 from korch.system.alignment import align_up
 from korch.system.libraries import find_library
 from korch.system.native import native_text, runtime_path
 
 FORMAT = "korch-folder"
-SCHEMA = 2
+SCHEMA = 3
 RUNTIME = "libkorch_runtime.so"
 HEADER = "korch.h"
 WEIGHTS = "weights.bin"
+SIZES = "sizes.bin"
 
 Chunks = Iterable[bytes | memoryview]
 
@@ -88,7 +91,7 @@ def unpack(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Unpa
     """Write the files that a C program needs to run an artifact.
 
     Args:
-        path: an artifact for the CPU, with one plan or several; of several instruction sets, the best of this CPU.
+        path: an artifact for the CPU, also for a range; of several instruction sets, the best of this CPU is written.
         folder: the folder to write; it must be empty or not exist.
 
     Raises:
@@ -98,7 +101,7 @@ def unpack(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Unpa
     """
     target = Path(os.path.realpath(folder))
     _check_folder(target)
-    artifacts, shared = _read(path)
+    artifacts, shared, ranges = _read(path)
     _check_names(shared.sources, path)
     plans = [artifact.plan for artifact in artifacts]
     brought, missing = _companions(plans)
@@ -107,6 +110,7 @@ def unpack(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Unpa
         HEADER: [native_text(HEADER).encode()],
         **{name: [content] for name, content in objects_by_name(shared.objects).items()},
         WEIGHTS: weight_chunks(shared.weights, shared.places),
+        SIZES: [sizes_of_plans(plans, ranges)],
         **{f"plans/{i}.json": [plan.to_json().encode()] for i, plan in enumerate(plans)},
         **{SOURCES + name: [text.encode()] for name, text in sorted(shared.sources.items())},
     }
@@ -137,7 +141,7 @@ def unpack(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Unpa
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    shown = (RUNTIME, HEADER, *objects_by_name(shared.objects), WEIGHTS, *brought)
+    shown = (RUNTIME, HEADER, *objects_by_name(shared.objects), WEIGHTS, SIZES, *brought)
     sizes = {name: (target / name).stat().st_size for name in shown}
     return Unpacked(Path(folder), sizes, tuple(brought), missing, plans[0].threads, flags)
 
@@ -157,16 +161,12 @@ def weight_chunks(weights: Weights, places: Sequence[Sequence[int]]) -> Iterator
         yield weights.block[begin : begin + CHUNK_BYTES].tobytes()
 
 
-def _read(path: str | os.PathLike[str]) -> tuple[Sequence[Artifact], Shared]:
+def _read(path: str | os.PathLike[str]) -> tuple[Sequence[Artifact], Shared, ranged.Ranges | None]:
     kind, content = best_content(path)
     if kind == shaped.FORMAT:
-        return shaped.read_shaped(content)
+        return *shaped.read_shaped(content), None
     if kind == ranged.FORMAT:
-        raise UnsupportedError(
-            "it is for ranges of sizes; only the Python runtime pads inputs and cuts outputs",
-            where=str(path),
-            hint="Optimize the model for the sizes that you need, separated by commas",
-        )
+        return ranged.read_ranged(content)
     if kind not in (artifact_module.FORMAT, ""):
         raise UnsupportedError(
             "it is for a CUDA device, or parts of it run on the host: only Python runs it",
@@ -174,7 +174,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[Sequence[Artifact], Shared]:
             expected="an artifact for the CPU without parts on the host",
         )
     found = read_artifact(content)
-    return [found], Shared(found.objects, found.sources, found.weights, [range(len(found.weights))])
+    return [found], Shared(found.objects, found.sources, found.weights, [range(len(found.weights))]), None
 
 
 def _check_folder(folder: Path) -> None:

@@ -1,0 +1,367 @@
+/* Runs a model at the sizes of its inputs: chooses a plan, pads the inputs, computes what else the plan reads, and cuts the
+ * outputs. `sizes.bin` says how, in numbers of 64 bits that `korch.runtime.sizes` writes. A list of them is preceded by its
+ * length. A read function takes the address of its place in them, and moves it behind what it has read. */
+#include "korch_runtime.h"
+
+#include <math.h>
+
+enum { MOST_AXES = 64 };
+
+typedef const int64_t *numbers;
+
+/* A part of a tensor: the bytes from `at` on that follow `before` bytes of its other parts. */
+typedef struct {
+    int64_t at, before, size;
+} span;
+
+/* A tensor of the plan, and its spans that the user's tensor has. Without memory of its own, it is the user's tensor. */
+typedef struct {
+    char *memory;
+    span *spans;
+    int64_t count;
+    bool is_whole;
+} padded;
+
+/* A plan that has been used: the padded inputs, then the other inputs, then the outputs. */
+typedef struct {
+    korch_handle *handle;
+    int64_t inputs, given, outputs; /* all inputs, those of the user, and the outputs */
+    padded *tensors;
+    const void **reads;
+    void **writes;
+} used;
+
+struct korch_session {
+    const korch_model *model;
+    int threads;
+    int64_t count; /* of plans */
+    used *plans, *fitted;
+    int64_t *sizes, *shapes;
+    korch_tensor *results;
+};
+
+static double as_double(int64_t bits) {
+    double found;
+    memcpy(&found, &bits, sizeof found);
+    return found;
+}
+
+static int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
+
+/* An extent: the dimension, `times`, `plus`, `over` and `step`, as in `korch.ranges.form`. */
+static int64_t read_extent(numbers *at, const int64_t *sizes) {
+    const numbers own = *at;
+    *at += 5;
+    const int64_t found = floor_div((own[1] ? own[1] * sizes[own[0]] : 0) + own[2], own[3]);
+    return -floor_div(-found, own[4]) * own[4];
+}
+
+/* A list of factors: write to `out`, for each element, whether the model has it, and to `counts` how many each factor has in
+ * the model; return the number of elements. A factor is its size and its parts, each a list; without parts, an extent. */
+static int64_t read_valid(numbers *at, const int64_t *sizes, char *out, int64_t *counts) {
+    int64_t n = 1;
+    out[0] = 1;
+    for (int64_t k = *(*at)++; k > 0; --k) {
+        const int64_t size = *(*at)++, parts = *(*at)++;
+        char *const line = calloc((size_t)size + 1, 1);
+        int64_t ends = 0, count = 0;
+        for (int64_t p = 0; p < parts; ++p) ends += read_valid(at, sizes, line + ends, NULL);
+        if (!parts) {
+            const int64_t valid = read_extent(at, sizes);
+            memset(line, 1, (size_t)(valid < 0 ? 0 : valid < size ? valid : size));
+        }
+        for (int64_t i = 0; i < size; ++i) count += line[i];
+        if (counts) *counts++ = count;
+        for (int64_t i = n; i-- > 0;)
+            if (out[i]) memcpy(out + i * size, line, (size_t)size);
+            else memset(out + i * size, 0, (size_t)size);
+        n *= size;
+        free(line);
+    }
+    return n;
+}
+
+/* Which elements of an input or output the model has: the bytes of a group of elements that are all valid or not, room for
+ * the number of groups, and the factors of the groups. Write the sizes of the first axes to `shape`. */
+static void read_spans(numbers *at, const int64_t *sizes, padded *own, int64_t *shape) {
+    const int64_t unit = *(*at)++, room = *(*at)++;
+    char *const valid = calloc((size_t)room + 1, 1);
+    const int64_t n = read_valid(at, sizes, valid, shape);
+    own->spans = realloc(own->spans, (size_t)(n + 1) * sizeof(span));
+    own->count = 0;
+    int64_t before = 0;
+    for (int64_t i = 0; i < n;) {
+        const char *const begin = memchr(valid + i, 1, (size_t)(n - i));
+        if (!begin) break;
+        const char *const end = memchr(begin, 0, (size_t)(valid + n - begin));
+        i = end ? end - valid : n;
+        own->spans[own->count++] = (span){(begin - valid) * unit, before, (i - (begin - valid)) * unit};
+        before += (i - (begin - valid)) * unit;
+    }
+    own->is_whole = before == n * unit;
+    free(valid);
+}
+
+static void put(char *out, const char *dtype, int64_t i, double x) {
+    const float single = (float)x;
+    const int64_t whole = (int64_t)x;
+    uint32_t bits;
+    memcpy(&bits, &single, sizeof bits);
+    if (strcmp(dtype, "f64") == 0) ((double *)out)[i] = x;
+    else if (strcmp(dtype, "f32") == 0) ((float *)out)[i] = single;
+    else if (strcmp(dtype, "f16") == 0) ((_Float16 *)out)[i] = (_Float16)x;
+    else if (strcmp(dtype, "bf16") == 0) ((uint16_t *)out)[i] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    else if (strstr(dtype, "64")) ((int64_t *)out)[i] = whole;
+    else if (strstr(dtype, "32")) ((int32_t *)out)[i] = (int32_t)whole;
+    else if (strstr(dtype, "16")) ((int16_t *)out)[i] = (int16_t)whole;
+    else out[i] = (char)whole;
+}
+
+/* Places along an axis, as in `korch.ranges.form.Places`. */
+static void read_places(numbers *at, const int64_t *sizes, int64_t *out, int64_t count) {
+    enum { EDGE, REFLECT, WRAP, ENDS };
+    const int64_t mode = *(*at)++, step = *(*at)++, has_out = *(*at)++;
+    const int64_t start = read_extent(at, sizes), size = read_extent(at, sizes), outs = read_extent(at, sizes);
+    for (int64_t i = 0; i < count; ++i) {
+        int64_t place = start + step * (has_out ? i * size / outs : i);
+        if (mode == ENDS) place = i < size - start ? i : i + count - size < count - 1 ? i + count - size : count - 1;
+        else if (mode == EDGE || size < 2) place = place >= size ? size - 1 : place;
+        else if (mode == WRAP) place -= floor_div(place, size) * size;
+        else {
+            place -= floor_div(place, 2 * size - 2) * (2 * size - 2);
+            place = place < size ? place : 2 * size - 2 - place;
+        }
+        out[i] = place > 0 ? place : 0;
+    }
+}
+
+/* What a plan reads besides the user's inputs, as in `korch.ranges.form.Hidden`: its kind, and what that needs. */
+static void read_hidden(numbers *at, const int64_t *sizes, const korch_tensor *what, char *out) {
+    enum { MASK, ORDER, END, NUMBER, PLACES, TABLE, SIZES };
+    int64_t count = 1, found = 0, *const whole = (int64_t *)out;
+    for (int64_t i = 0; i < what->rank; ++i) count *= what->shape[i];
+    const int64_t kind = *(*at)++;
+    if (kind == MASK || kind == ORDER) {
+        char *const valid = malloc((size_t)*(*at)++ + 1);
+        read_valid(at, sizes, valid, NULL);
+        for (int64_t i = 0; i < count; ++i)
+            if (kind == MASK) ((float *)out)[i] = valid[i];
+            else if (valid[i]) whole[found++] = i;
+        if (kind == ORDER) memset(whole + found, 0, (size_t)(count - found) * sizeof(int64_t));
+        free(valid);
+    } else if (kind == END) {
+        const int64_t offset = *(*at)++, valid = read_extent(at, sizes);
+        for (int64_t i = 0; i < count; ++i) ((float *)out)[i] = i == valid - 1 - offset;
+    } else if (kind == NUMBER) {
+        const double coefficient = as_double(*(*at)++), power = as_double(*(*at)++);
+        double product = 1;
+        for (int64_t k = *(*at)++; k > 0; --k) product *= (double)read_extent(at, sizes);
+        for (int64_t i = 0; i < count; ++i) put(out, what->dtype, i, coefficient * pow(product, power));
+    } else if (kind == PLACES) {
+        read_places(at, sizes, whole, count);
+    } else if (kind == TABLE) {
+        const int64_t dimension = *(*at)++, low = *(*at)++, row = sizes[dimension] - low, rows = *(*at)++;
+        for (int64_t r = 0; r < rows; ++r) {
+            const int64_t length = *(*at)++;
+            for (int64_t i = 0; r == row && i < count; ++i)
+                put(out, what->dtype, i, length ? as_double((*at)[i < length ? i : length - 1]) : 0);
+            *at += length;
+        }
+    } else {
+        for (int64_t i = 0; i < count; ++i) whole[i] = sizes[i];
+    }
+}
+
+/* The cost of a plan at some sizes, as `korch.ranges.cost` computes it. */
+static double read_cost(numbers *at, const int64_t *sizes, int64_t dimensions) {
+    double total = 0;
+    for (int64_t k = *(*at)++; k > 0; --k) {
+        const int64_t step = *(*at)++;
+        const double low = as_double(*(*at)++), high = as_double(*(*at)++);
+        const numbers scales = *at;
+        *at += dimensions;
+        double sums[2] = {0, 1};
+        for (int below = 0; below < 2; ++below) {
+            for (int64_t terms = *(*at)++; terms > 0; --terms) {
+                double term = 1;
+                for (int64_t d = 0; d < dimensions; ++d)
+                    for (int64_t e = *(*at)++; e > 0; --e)
+                        term *= (double)(-floor_div(-sizes[d], step) * step) / (double)scales[d];
+                sums[below] += as_double(*(*at)++) * term;
+            }
+        }
+        const double cost = sums[1] > 0 ? sums[0] / sums[1] : INFINITY;
+        total += cost < low ? low : cost > high ? high : cost;
+    }
+    return total;
+}
+
+/* Read the sizes of the inputs from their shapes; return whether a plan takes them. `rank` is for each input: its axes, and for
+ * each axis a dimension and by what its size is multiplied, or -1 and the size. The dimensions are `low` and `high`. */
+static bool read_sizes(numbers *at, korch_session *s, const korch_tensor *inputs, const int64_t *const *shapes,
+                       numbers ends, int64_t dimensions, char *error, size_t error_size) {
+    bool fits = true;
+    for (int64_t d = 0; d < dimensions; ++d) s->sizes[d] = -1;
+    for (int64_t count = *(*at)++, i = 0; i < count; ++i)
+        for (int64_t rank = *(*at)++, a = 0; a < rank; ++a) {
+            const int64_t d = *(*at)++, size = *(*at)++, own = shapes[i][a];
+            const int64_t steps = d < 0 ? own : own / size;
+            const int64_t low = d < 0 ? size : ends[2 * d], high = d < 0 ? size : ends[2 * d + 1];
+            const bool is_same = d < 0 || s->sizes[d] < 0 || s->sizes[d] == steps;
+            if (fits && (steps < low || steps > high || (d >= 0 && own % size) || !is_same)) {
+                const long long step = d < 0 ? 1 : size;
+                const int n = snprintf(error, error_size, "input %s, axis %d: its size is %lld; expected %lld", inputs[i].name,
+                                       (int)a, (long long)own, low * step);
+                if (d >= 0 && n > 0 && (size_t)n < error_size)
+                    snprintf(error + n, error_size - (size_t)n, " to %lld in steps of %lld%s", high * step, step,
+                             is_same ? "" : ", as another axis has");
+                fits = false;
+            }
+            if (d >= 0) s->sizes[d] = steps;
+        }
+    return fits;
+}
+
+/* Find the plan with the least cost for the inputs' shapes; of those that were measured at these sizes, not one that is
+ * worse than `most` times the best. Return its number, and the place of its description, or -1. */
+static int64_t choose(korch_session *s, const int64_t *const *shapes, numbers *chosen, char *error, size_t error_size) {
+    numbers at = s->model->numbers;
+    const int64_t dimensions = *at++;
+    const numbers ends = at;
+    at += 2 * dimensions;
+    const double most = as_double(*at++);
+    double best_cost = INFINITY;
+    int64_t best = -1, best_ns = 0, least = -1, least_ns = 0;
+    numbers least_at = NULL;
+    for (int64_t i = *at++, plan; i > 0; --i) {
+        const numbers next = at + at[0];
+        plan = at[1];
+        const bool is_exact = at[2];
+        const numbers sizes = at + 3;
+        at = sizes + dimensions;
+        int64_t count, own_ns = 0;
+        const korch_tensor *const inputs = korch_inputs(s->model->plans->rows[plan], &count);
+        bool serves = read_sizes(&at, s, inputs, shapes, ends, dimensions, error, error_size);
+        for (int64_t d = 0; d < dimensions; ++d) serves &= is_exact ? s->sizes[d] == sizes[d] : s->sizes[d] <= sizes[d];
+        if (serves) {
+            const double cost = read_cost(&at, s->sizes, dimensions);
+            for (int64_t k = *at++; k > 0; --k, at += dimensions + 1)
+                if (memcmp(at, s->sizes, (size_t)dimensions * sizeof *at) == 0) own_ns = at[dimensions];
+            if (cost < best_cost) best_cost = cost, best = plan, best_ns = own_ns, *chosen = at;
+            if (own_ns && (least < 0 || own_ns < least_ns)) least = plan, least_ns = own_ns, least_at = at;
+        }
+        at = next;
+    }
+    if (best >= 0 && best_ns && (double)best_ns > most * (double)least_ns) best = least, *chosen = least_at;
+    return best;
+}
+
+KORCH_API void korch_stop(korch_session *s) {
+    if (!s) return;
+    for (int64_t i = 0; s->plans && i < s->count; ++i) {
+        used *const own = &s->plans[i];
+        korch_destroy(own->handle);
+        for (int64_t t = 0; own->tensors && t < own->inputs + own->outputs; ++t) {
+            free(own->tensors[t].memory);
+            free(own->tensors[t].spans);
+        }
+        free(own->tensors);
+        free(own->reads);
+        free(own->writes);
+    }
+    free(s->plans);
+    free(s->sizes);
+    free(s->shapes);
+    free(s->results);
+    free(s);
+}
+
+KORCH_API korch_session *korch_start(const korch_model *model, int threads, char *error, size_t error_size) {
+    korch_session *const s = calloc(1, sizeof *s);
+    int64_t results = 0, count;
+    for (int64_t i = 0; i < model->plans->count; ++i) {
+        korch_outputs(model->plans->rows[i], &count);
+        results = count > results ? count : results;
+    }
+    if (s) {
+        *s = (korch_session){.model = model, .threads = threads, .count = model->plans->count};
+        s->plans = calloc((size_t)s->count + 1, sizeof *s->plans);
+        s->sizes = calloc((size_t)model->numbers[0] + 1, sizeof *s->sizes);
+        s->results = calloc((size_t)results + 1, sizeof *s->results);
+        s->shapes = calloc((size_t)results + 1, MOST_AXES * sizeof *s->shapes);
+        if (s->plans && s->sizes && s->results && s->shapes) return s;
+    }
+    snprintf(error, error_size, "out of memory");
+    korch_stop(s);
+    return NULL;
+}
+
+/* Make what running a plan needs; return whether there is memory for it. */
+static bool prepare(korch_session *s, int64_t plan, char *error, size_t error_size) {
+    used *const own = &s->plans[plan];
+    if (own->handle) return true;
+    const korch_plan *const what = s->model->plans->rows[plan];
+    korch_inputs(what, &own->inputs);
+    korch_outputs(what, &own->outputs);
+    const size_t tensors = (size_t)(own->inputs + own->outputs);
+    own->tensors = own->tensors ? own->tensors : calloc(tensors + 1, sizeof *own->tensors);
+    own->reads = own->reads ? own->reads : calloc(tensors + 1, sizeof(void *));
+    own->writes = own->writes ? own->writes : calloc(tensors + 1, sizeof(void *));
+    if (own->tensors && own->reads && own->writes)
+        own->handle = korch_create(what, korch_weights(s->model, plan), s->threads, error, error_size);
+    else snprintf(error, error_size, "out of memory");
+    return own->handle;
+}
+
+KORCH_API const korch_tensor *korch_fit(korch_session *s, const int64_t *const *shapes, char *error, size_t error_size) {
+    numbers at = NULL;
+    const int64_t plan = choose(s, shapes, &at, error, error_size);
+    s->fitted = NULL;
+    if (plan < 0 || !prepare(s, plan, error, error_size)) return NULL;
+    used *const own = &s->plans[plan];
+    int64_t count, unused[MOST_AXES];
+    const korch_tensor *const inputs = korch_inputs(s->model->plans->rows[plan], &count);
+    const korch_tensor *const outputs = korch_outputs(s->model->plans->rows[plan], &count);
+    own->given = *at++;
+    for (int64_t i = 0; i < own->inputs + own->outputs; ++i) {
+        padded *const tensor = &own->tensors[i];
+        const bool is_input = i < own->inputs, is_hidden = is_input && i >= own->given;
+        const korch_tensor *const what = is_input ? &inputs[i] : &outputs[i - own->inputs];
+        int64_t *const shape = is_input ? unused : s->shapes + (i - own->inputs) * MOST_AXES;
+        memcpy(shape, what->shape, (size_t)what->rank * sizeof *shape);
+        if (!is_hidden) read_spans(&at, s->sizes, tensor, shape);
+        if ((is_hidden || !tensor->is_whole) && !tensor->memory) tensor->memory = korch_allocate(what->size_bytes);
+        else if (!is_hidden && !tensor->is_whole) memset(tensor->memory, 0, (size_t)what->size_bytes);
+        if (is_hidden) read_hidden(&at, s->sizes, what, tensor->memory);
+        if (is_input) continue;
+        korch_tensor *const result = &s->results[i - own->inputs];
+        const span *const last = tensor->spans + tensor->count - 1;
+        *result = *what;
+        result->shape = shape;
+        result->size_bytes = tensor->count ? last->before + last->size : 0;
+    }
+    s->fitted = own;
+    if (error_size) error[0] = 0; /* a plan that does not take the shapes may have left a message */
+    return s->results;
+}
+
+/* Copy a user's tensor to one of the plan's size, or back. */
+static void *move(const padded *tensor, void *user, bool is_back) {
+    for (int64_t i = 0; !tensor->is_whole && i < tensor->count; ++i) {
+        const span *const own = &tensor->spans[i];
+        char *const there = tensor->memory + own->at, *const here = (char *)user + own->before;
+        memcpy(is_back ? here : there, is_back ? there : here, (size_t)own->size);
+    }
+    return tensor->is_whole ? user : tensor->memory;
+}
+
+KORCH_API int korch_serve(korch_session *s, const void *const *inputs, void *const *outputs) {
+    used *const own = s->fitted;
+    const padded *const results = own->tensors + own->inputs;
+    for (int64_t i = 0; i < own->inputs; ++i)
+        own->reads[i] = i < own->given ? move(&own->tensors[i], (void *)inputs[i], false) : own->tensors[i].memory;
+    for (int64_t i = 0; i < own->outputs; ++i) own->writes[i] = results[i].is_whole ? outputs[i] : results[i].memory;
+    const int failed = korch_run(own->handle, own->reads, own->writes);
+    for (int64_t i = 0; i < own->outputs; ++i) move(&results[i], outputs[i], true);
+    return failed;
+}
