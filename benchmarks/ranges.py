@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from benchmarks.models.efficientvit import build_efficientvit
 from benchmarks.models.exported import export_model
 from benchmarks.models.unet import build_unet
 from benchmarks.models.yolox import build_yolox
@@ -69,11 +70,18 @@ class Ranged:
         build: returns the model.
         dimensions: all sizes of each free dimension.
         alone: the first sizes for which an exact plan is searched; the search for the range is compared with it.
+        ties: dimensions that always have the size of another one.
     """
 
     build: Callable[[], onnx.ModelProto]
     dimensions: Mapping[str, range]
     alone: Sizes
+    ties: Mapping[str, str] = field(default_factory=dict)
+
+    def shapes_at(self, sizes: Sizes) -> dict[str, int]:
+        """Return all dimensions at some sizes."""
+        free = dict(zip(self.dimensions, sizes, strict=True))
+        return free | {name: free[other] for name, other in self.ties.items()}
 
     def has(self, sizes: Sizes) -> bool:
         """Return whether all sizes are in the ranges of their dimensions."""
@@ -96,6 +104,7 @@ BATCHES = {"input_ids": {0: "batch", 1: "length"}, "attention_mask": {0: "batch"
 EMBEDDED = {"inputs_embeds": {1: "length"}}
 IMAGES = {"pixel_values": {0: "batch"}}
 PIXELS = {2: "h", 3: "w"}
+SQUARE = {"w": "h"}
 AREAS = {"h": range(224, 641, 32), "w": range(224, 641, 32)}
 
 MODELS: Mapping[str, Ranged] = {
@@ -112,8 +121,28 @@ MODELS: Mapping[str, Ranged] = {
         partial(export_model, "vit:script", IMAGES, layers=4, hidden=384, heads=6), {"batch": range(1, 9)}, (2,)
     ),
     "llama": Ranged(partial(export_model, "llama:dynamo", EMBEDDED), {"length": range(1, 257)}, (64,)),
-    "yolox": Ranged(partial(build_yolox, is_free=True), {"size": range(160, 641, 32)}, (320,)),
+    "yolox": Ranged(partial(build_yolox, free=("h", "w")), {"h": range(160, 641, 32)}, (320,), SQUARE),
     "mobilenetv2": Ranged(partial(export_model, "mobilenetv2:script", {"pixel_values": PIXELS}), AREAS, (320, 320)),
+    "yolox-batch": Ranged(partial(build_yolox, size=320, free=("batch",)), {"batch": range(1, 9)}, (4,)),
+    "yolox-area": Ranged(partial(build_yolox, free=("h", "w")), AREAS, (320, 320)),
+    "efficientvit-batch": Ranged(partial(build_efficientvit, size=224, free=("batch",)), {"batch": range(1, 9)}, (4,)),
+    "efficientvit-area": Ranged(partial(build_efficientvit, free=("h", "w")), AREAS, (320, 320)),
+    "swin": Ranged(partial(export_model, "swin:script", {"image": PIXELS}), {"h": range(224, 449, 32)}, (320,), SQUARE),
+    "crnn": Ranged(partial(export_model, "crnn:script", {"image": {3: "width"}}), {"width": range(32, 513)}, (128,)),
+    "speech": Ranged(
+        partial(export_model, "speech:script", {"spectrogram": {2: "frames"}}), {"frames": range(1, 1501)}, (400,)
+    ),
+    "text": Ranged(
+        partial(export_model, "bert:script", BATCHES, layers=4, hidden=384, heads=6, vocabulary=2000),
+        {"batch": range(1, 17), "length": range(1, 129)},
+        (4, 32),
+    ),
+    "resnet50-batch": Ranged(
+        partial(export_model, "resnet50:script", {"pixel_values": {0: "batch"}}), {"batch": range(1, 9)}, (4,)
+    ),
+    "mobilenetv2-batch": Ranged(
+        partial(export_model, "mobilenetv2:script", {"pixel_values": {0: "batch"}}), {"batch": range(1, 9)}, (4,)
+    ),
     "resnet50": Ranged(partial(export_model, "resnet50:script", {"pixel_values": PIXELS}), AREAS, (320, 320)),
     "unet": Ranged(build_unet, {"h": range(64, 513, 16), "w": range(64, 513, 16)}, (256, 256)),
 }
@@ -158,7 +187,7 @@ def measure(name: str, model: Ranged, folder: Path, args: argparse.Namespace) ->
     exact = [model.alone, *inner][: args.exact]
     ends = [tuple(own[i] for own in model.dimensions.values()) for i in (0, -1)]
     chosen = sorted({*inner, *exact} if args.at else {*ends, *inner, *exact})
-    ranged, search = _artifact(path, folder / f"{name}.korch", model.dimensions, args)
+    ranged, search = _artifact(path, folder / f"{name}.korch", {**model.dimensions, **model.ties}, args)
     if not isinstance(ranged, RangedExecutable):
         raise AssertionError("an artifact of one size")
     peers = {peer: start(path) for peer, start in PEERS.items()}
@@ -168,8 +197,8 @@ def measure(name: str, model: Ranged, folder: Path, args: argparse.Namespace) ->
         feeds = _feeds(ranged, steps)
         engines: dict[str, Run] = {"korch": partial(_run, ranged), **peers}
         if sizes in exact:
-            shapes = dict(zip(model.dimensions, sizes, strict=True))
-            one, alone[_text(sizes)] = _artifact(path, folder / f"{name}-{_text(sizes)}.korch", shapes, args)
+            exact_path = folder / f"{name}-{_text(sizes)}.korch"
+            one, alone[_text(sizes)] = _artifact(path, exact_path, model.shapes_at(sizes), args)
             engines["exact"] = partial(_run, one)
         times = _times(engines, feeds, args.rounds)
         own = np.array(times["korch"])

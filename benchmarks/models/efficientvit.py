@@ -10,6 +10,8 @@ Prediction" (ICCV 2023), variant B1 with the segmentation head.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx
 
 from benchmarks.models.writer import GraphWriter
@@ -24,6 +26,7 @@ def build_efficientvit(
     each: int = 16,
     head: int = 64,
     classes: int = 150,
+    free: Sequence[str] = (),
 ) -> onnx.ModelProto:
     """Build the network for a square image.
 
@@ -35,6 +38,7 @@ def build_efficientvit(
         each: channels of an attention head.
         head: channels of the segmentation head.
         classes: number of classes.
+        free: the names of dynamic dimensions among "batch", "h" and "w"; heights and widths are multiples of 32.
 
     Returns:
         A model from "input" f32[1, 3, size, size] to "output" f32[1, classes, size / 8, size / 8].
@@ -45,7 +49,8 @@ def build_efficientvit(
     if size < 32 or size % 32:
         raise OptionError(f"{size} pixels", "efficientvit: size", "a multiple of 32")
     writer = GraphWriter("efficientvit", seed)
-    x = writer.input("input", (1, 3, size, size))
+    batch, h, w = (name if name in free else n for name, n in (("batch", 1), ("h", size), ("w", size)))
+    x = writer.input("input", (batch, 3, h, w))
     x = _conv(writer, x, 3, widths[0], 3, stride=2)
     for _ in range(depths[0]):
         y = _conv(writer, x, widths[0], widths[0], 3, groups=widths[0])
@@ -57,13 +62,13 @@ def build_efficientvit(
         x = _bottleneck(writer, x, before, width, stride=2, has_norms=not has_attention)
         for _ in range(depth if has_attention else depth - 1):
             if has_attention:
-                x = writer.op("Add", x, _attention(writer, x, width, each, side))
+                x = writer.op("Add", x, _attention(writer, x, width, each))
             inner = _bottleneck(writer, x, width, width, has_norms=not has_attention)
             x = writer.op("Add", x, inner)
         before = width
         stages.append((x, width, side))
     result = _head(writer, stages[1:], head, classes)
-    writer.output(result, "output", (1, classes, size // 8, size // 8))
+    writer.output(result, "output", (batch, classes, *(("h8", "w8") if free else (size // 8, size // 8))))
     return writer.finish()
 
 
@@ -97,14 +102,14 @@ def _bottleneck(
     return _conv(writer, x, inner, after, 1, is_active=False, gain=gain)
 
 
-def _attention(writer: GraphWriter, x: str, width: int, each: int, side: int) -> str:
+def _attention(writer: GraphWriter, x: str, width: int, each: int) -> str:
     """Linear attention over the tokens, and over their 5x5 neighbourhoods."""
-    heads, tokens = width // each, side * side
+    heads = width // each
     plain = writer.conv(x, (width, 3 * width), 1, bias=False, gain=1.0)
     wide = writer.conv(plain, (3 * width, 3 * width), 5, pad=2, groups=3 * width, bias=False, gain=1.0)
     wide = writer.conv(wide, (3 * width, 3 * width), 1, groups=3 * heads, bias=False, gain=1.0)
     both = writer.op("Concat", plain, wide, axis=1)
-    both = writer.reshape(both, (1, 2 * heads, 3 * each, tokens))
+    both = writer.reshape(both, (0, 2 * heads, 3 * each, -1))
     q, k, v = (writer.slice(both, 2, i * each, (i + 1) * each) for i in range(3))
     q, k = writer.op("Relu", q), writer.op("Relu", k)
     pads = writer.integers((0, 0, 0, 0, 0, 0, 1, 0), "pads")
@@ -113,7 +118,9 @@ def _attention(writer: GraphWriter, x: str, width: int, each: int, side: int) ->
     mixed = writer.op("MatMul", state, q)
     total = writer.op("Add", writer.slice(mixed, 2, each, each + 1), writer.scalar(1e-5, "least"))
     mixed = writer.op("Div", writer.slice(mixed, 2, 0, each), total)
-    mixed = writer.reshape(mixed, (1, 2 * width, side, side))
+    area = writer.op("Shape", x, start=2)
+    shape = writer.op("Concat", writer.integers((0, 2 * width), "shape"), area, axis=0)
+    mixed = writer.op("Reshape", mixed, shape)
     return _conv(writer, mixed, 2 * width, width, 1, is_active=False, gain=0.3)
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import onnx
 
+from benchmarks.models.sized import SIZED
 from benchmarks.models.transformers import TRANSFORMERS, Inputs, ready
 from korch.errors import OptionError
 
@@ -78,6 +79,7 @@ EXPORTED: Mapping[str, Callable[..., tuple[Any, Inputs]]] = {
     "mobilenetv2": build_mobilenetv2,
     "resnet18": build_resnet18,
     "resnet50": build_resnet50,
+    **SIZED,
 }
 """The models that are not in `TRANSFORMERS`; each builder returns a module and its inputs by keyword."""
 

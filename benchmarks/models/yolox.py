@@ -10,6 +10,8 @@ configuration (depth 0.33, width 0.25).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import onnx
 
@@ -21,7 +23,7 @@ END = np.iinfo(np.int64).max
 
 
 def build_yolox(
-    seed: int = 0, size: int = 416, width: int = 16, depth: int = 1, classes: int = 80, is_free: bool = False
+    seed: int = 0, size: int = 416, width: int = 16, depth: int = 1, classes: int = 80, free: Sequence[str] = ()
 ) -> onnx.ModelProto:
     """Build the network for a square image.
 
@@ -31,7 +33,7 @@ def build_yolox(
         width: channels after the stem.
         depth: bottlenecks of the first and last stage; the two middle stages have three times as many.
         classes: number of classes.
-        is_free: whether the size is a dynamic dimension "size"; it may then be any multiple of 32.
+        free: the names of dynamic dimensions among "batch", "h" and "w"; heights and widths are multiples of 32.
 
     Returns:
         A model from "input" f32[1, 3, size, size] to "output" f32[1, n, classes + 5] for all n
@@ -43,8 +45,9 @@ def build_yolox(
     if size < 32 or size % 32:
         raise OptionError(f"{size} pixels", "yolox: size", "a multiple of 32")
     writer = GraphWriter("yolox", seed)
-    x = writer.input("input", (1, 3, *(("size", "size") if is_free else (size, size))))
-    x = _conv(writer, _focus(writer, x, END if is_free else size), 12, width, 3)
+    batch, h, w = (name if name in free else n for name, n in (("batch", 1), ("h", size), ("w", size)))
+    x = writer.input("input", (batch, 3, h, w))
+    x = _conv(writer, _focus(writer, x, END if free else size), 12, width, 3)
     stages = []
     for number, count in enumerate((depth, 3 * depth, 3 * depth, depth)):
         before, after = width << number, width << number + 1
@@ -56,12 +59,12 @@ def build_yolox(
     maps = _neck(writer, *stages[1:], 4 * width, depth)
     places = sum((size // stride) ** 2 for stride in (8, 16, 32))
     rows = [
-        writer.reshape(_head(writer, value, channels, 4 * width, classes), (1, classes + 5, -1))
+        writer.reshape(_head(writer, value, channels, 4 * width, classes), (0, classes + 5, -1))
         for value, channels in maps
     ]
     joined = writer.op("Concat", *rows, axis=2)
     result = writer.op("Transpose", joined, perm=[0, 2, 1])
-    writer.output(result, "output", (1, "places" if is_free else places, classes + 5))
+    writer.output(result, "output", (batch, "places" if free else places, classes + 5))
     return writer.finish()
 
 
