@@ -21,10 +21,9 @@ ANY: Mapping[str, Sequence[str]] = {
         "pytorch/",
         "torch_backend.py",
     ),
-    "objects of libraries without types: sessions, evaluators, oneDNN's handles, streams, progress bars": (
+    "objects of libraries without types: sessions, evaluators, streams, progress bars": (
         "cli/command.py",
         "host/",
-        "provider/onednn/api.py",
         "report/peers/",
         "report/progress.py",
         "runtime/library.py",
@@ -73,7 +72,6 @@ EXPRESSIONS: Mapping[str, Sequence[str]] = {
     "what another program printed: compilers, drivers, exporters, kernel files of the system, headers, metadata": (
         "cuda/compile_worker.py",
         "frontend/torch/trouble.py",
-        "provider/onednn/",
         "report/assembly.py",
         "system/",
     ),

@@ -109,7 +109,7 @@ def test_long_chains_and_many_diamonds_take_no_longer_than_they_are():
 
 
 def test_a_chain_after_a_linear_primitive_may_end_anywhere():
-    """oneDNN may fuse its beginning only."""
+    """A library may fuse its beginning only."""
     builder = GraphBuilder()
     x, w = (builder.input(n, ValueType.parse("f32[4,4]")) for n in "xw")
     value = builder.add("matmul", [x, w])

@@ -67,7 +67,7 @@ def test_rules_hold(name: str, text: str) -> None:
     assert has_meaning == (name not in NO_POLYNOMIALS)
 
 
-@pytest.mark.parametrize("op", ["conv", "conv_transpose", "matmul", "winograd", "reduce_sum", "pool_sum"])
+@pytest.mark.parametrize("op", ["conv", "matmul", "winograd", "reduce_sum", "pool_sum"])
 def test_an_operation_means_the_same_on_small_numbers(op: str) -> None:
     rng = np.random.default_rng(1)
     for sample in OPS[op].samples:

@@ -33,7 +33,7 @@ from korch.primitive.ops.layout import (
     TakeAttributes,
     TransposeAttributes,
 )
-from korch.primitive.ops.linear import ConvAttributes, ConvTransposeAttributes
+from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, PoolAttributes, ReduceAttributes
 from korch.primitive.types import DType, ValueType
 from tests.equivalence.equivalence_oracle import Draft, apply_rules, assert_alternatives_agree
@@ -87,14 +87,8 @@ def add_linear(draft: Draft, x: int, kind: str) -> tuple[int, int]:
     kernel, per_out = sizes(rng, rank, 3), int(rng.integers(1, 4))
     strides, dilations = sizes(rng, rank, 2), sizes(rng, rank, 2)
     pads = numbers(rng, rank, 0, 2) if rng.integers(2) else (0,) * rank
-    if kind == "conv":
-        w = draft.constant(groups * per_out, shape[1] // groups, *kernel)
-        attributes: Any = ConvAttributes(strides, pads, pads, dilations, groups)
-    else:
-        w = draft.constant(shape[1], per_out, *kernel)
-        none = (0,) * rank
-        attributes = ConvTransposeAttributes(strides, none, none, dilations, none, groups)
-    return draft.add(kind, (x, w), attributes), 1
+    w = draft.constant(groups * per_out, shape[1] // groups, *kernel)
+    return draft.add(kind, (x, w), ConvAttributes(strides, pads, pads, dilations, groups)), 1
 
 
 def add_affine_steps(draft: Draft, x: int, axis: int, count: int) -> int:
@@ -115,7 +109,7 @@ def add_affine_steps(draft: Draft, x: int, axis: int, count: int) -> int:
     return x
 
 
-KINDS = ("conv", "conv_transpose", "matmul_right", "matmul_left")
+KINDS = ("conv", "matmul_right", "matmul_left")
 
 
 @pytest.mark.parametrize("integers", [False, True])

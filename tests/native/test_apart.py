@@ -17,7 +17,6 @@ int korch_traces;
 int64_t korch_trace_region(void) { return 0; }
 void korch_trace_work(int64_t region, int64_t me, bool begins) { (void)region, (void)me, (void)begins; }
 void korch_trace_wait(int64_t since_ns) { (void)since_ns; }
-void korch_tell_threads(int count) { (void)count; }
 void korch_hold_handles(bool holds) { (void)holds; }
 void *korch_allocate(int64_t size) { return calloc(1, (size_t)size + 64 - size % 64); }
 

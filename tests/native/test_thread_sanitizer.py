@@ -14,7 +14,6 @@ SOURCE = r"""
 #include "korch_threads.c"
 #include "korch_plan.c"
 #include "korch_trace.c"
-void korch_tell_threads(int threads) { (void)threads; }
 
 enum { THREADS = 3, TURNS = 400 };
 typedef struct { long first[6], second[6], sums[THREADS], total; } memory;

@@ -23,7 +23,7 @@ from korch.schedule.contraction import NotFusedError
 from korch.target import Target
 from korch.testing.kernels import check_offers, load_kernels, offers_of, run_kernel
 from korch.tile.analysis.registers import FEW_REGISTERS, REGISTERS
-from tests.provider.onednn_groups import Graph
+from tests.provider.linear_groups import Graph
 from tests.support.in_turn import InTurn
 from tests.support.matrix_units import matrix_units
 

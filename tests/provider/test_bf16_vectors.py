@@ -23,7 +23,7 @@ from korch.runtime.machine import REQUIRED_FLAGS, cpu_flags
 from korch.target import Target
 from korch.testing.kernels import check_kernel, check_offers, load_kernels, run_kernel
 from korch.testing.samples import random_arrays
-from tests.provider.onednn_groups import Graph
+from tests.provider.linear_groups import Graph
 from tests.provider.test_attention import halved
 from tests.provider.test_instruction_sets import _assemble
 from tests.provider.test_sixteen_bit_floats import cast, narrow_product

@@ -22,7 +22,7 @@ from korch.target import Target, has_matrix_units
 from korch.testing import kernels
 from korch.testing.kernels import load_kernels, offers_of, run_kernel
 from korch.tile.llvm.tiles import READY
-from tests.provider.onednn_groups import Graph
+from tests.provider.linear_groups import Graph
 from tests.provider.test_bytes import SIGNS, check_exactly, conv, product
 from tests.support.matrix_units import NOT_READY, is_software, matrix_units
 

@@ -24,7 +24,7 @@ from korch.provider.winograd import WinogradProvider, provider
 from korch.schedule.products import PAIR_LANES
 from korch.target import LANES, Target
 from korch.testing.kernels import check_offers, load_kernels, offers_of, run_kernel
-from tests.provider.onednn_groups import Graph
+from tests.provider.linear_groups import Graph
 
 SIGNS = tuple(itertools.product(("u8", "i8"), repeat=2))
 

@@ -31,7 +31,7 @@ from korch.tile.check.reference import run_program
 from korch.tile.ir.parse import parse_program
 from korch.tile.ir.program import Contract, Loop
 from korch.tile.ir.text import format_program
-from tests.provider.onednn_groups import Graph
+from tests.provider.linear_groups import Graph
 from tests.support.in_turn import InTurn
 from tests.support.matrix_units import is_software, matrix_units
 

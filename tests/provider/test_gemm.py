@@ -28,7 +28,7 @@ from korch.tile.ir.parse import parse_program
 from korch.tile.ir.program import Contract, Registers
 from korch.tile.ir.text import format_program
 from korch.tile.lower.staging import Machine
-from tests.provider.onednn_groups import Graph
+from tests.provider.linear_groups import Graph
 from tests.support.matrix_units import matrix_units
 
 

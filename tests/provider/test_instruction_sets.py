@@ -28,7 +28,7 @@ from korch.provider.winograd import WinogradProvider
 from korch.target import LANES, Target
 from korch.testing.emulated import Emulated, missing_commands
 from korch.testing.kernels import check_offers
-from tests.provider.onednn_groups import Graph
+from tests.provider.linear_groups import Graph
 from tests.support.fuzz_kernels import PLAIN, run_round
 from tests.support.matrix_units import EmulatedUnits
 

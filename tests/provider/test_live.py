@@ -26,7 +26,7 @@ from korch.ranges.needed import live_body
 from korch.system.alignment import aligned_bytes
 from korch.target import Target
 from korch.testing.kernels import load_kernels
-from tests.provider.onednn_groups import Graph
+from tests.provider.linear_groups import Graph
 
 ROWS = 130
 

@@ -28,7 +28,7 @@ from korch.target import LANES, Target
 from korch.testing.kernels import check_kernel, check_offers, load_kernels
 from korch.testing.samples import random_arrays
 from korch.tile.ir.program import Split
-from tests.provider.onednn_groups import Graph
+from tests.provider.linear_groups import Graph
 from tests.provider.test_instruction_sets import attended, convolved, in_winograds_space, products
 from tests.support.matrix_units import matrix_units
 

@@ -13,7 +13,7 @@ from korch.provider.gemm import GemmProvider
 from korch.provider.provider import SPLIT
 from korch.testing.kernels import check_offers
 from korch.tile.check.check import check_program
-from tests.provider.onednn_groups import Graph
+from tests.provider.linear_groups import Graph
 
 
 def stored(

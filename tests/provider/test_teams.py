@@ -25,7 +25,7 @@ from korch.runtime.executable import Executable
 from korch.target import Target
 from korch.testing.kernels import check_kernel, run_kernel
 from korch.testing.samples import random_arrays
-from tests.provider.onednn_groups import Graph
+from tests.provider.linear_groups import Graph
 from tests.support.c_code import MEMBER, llvm_of
 
 PROVIDERS = {provider.name: provider for provider in load_providers()}

@@ -26,7 +26,7 @@ from korch.tile.check.accesses import accesses
 from korch.tile.check.check import check_program
 from korch.tile.ir.index import Expr, substitute
 from korch.tile.ir.program import Contract, Level, Loop, Pass, Step, TileProgram
-from tests.provider.onednn_groups import Graph
+from tests.provider.linear_groups import Graph
 from tests.provider.test_bytes import product
 from tests.provider.test_gathered import gathered
 from tests.provider.test_instruction_sets import FAMILIES

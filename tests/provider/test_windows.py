@@ -14,7 +14,7 @@ from korch.schedule.windows import ConvBlocking
 from korch.target import Target
 from korch.testing.kernels import check_kernel, check_offers, load_kernels
 from korch.testing.samples import random_arrays
-from tests.provider.onednn_groups import Graph
+from tests.provider.linear_groups import Graph
 
 
 def conv(

@@ -24,7 +24,7 @@ from korch.schedule.winograd import Winograd
 from korch.target import Target
 from korch.testing.kernels import check_kernel, load_kernels, run_kernel
 from korch.testing.samples import random_arrays
-from tests.provider.onednn_groups import Graph
+from tests.provider.linear_groups import Graph
 from tests.support.in_turn import InTurn
 from tests.support.matrix_units import denied, is_software, matrix_units
 

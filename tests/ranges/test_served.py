@@ -14,7 +14,7 @@ from korch.ranges.filled import ends
 from korch.ranges.form import Extent, extent
 from korch.ranges.needed import Need, in_whole_vectors, needs_of_plan
 from korch.ranges.served import Served
-from tests.provider.onednn_groups import Graph
+from tests.provider.linear_groups import Graph
 from tests.ranges.range_models import bert, masked_model
 
 N = frozenset((extent(0),))

@@ -89,13 +89,13 @@ def test_the_limit_is_read_off_the_bound(step: StepRecord) -> None:
 
 def test_the_nearest_rival_is_the_one_that_takes_least_more(plan: PlanRecord) -> None:
     def other(cost_ns: int, layouts: str = "(ab, ab) -> (ab)", *, measured: bool = True) -> Rival:
-        return Rival("onednn", "", layouts, cost_ns, measured)
+        return Rival("library", "", layouts, cost_ns, measured)
 
     grouping = GroupingRecord((GroupedKernel("gemm", "matmul"),) * 2, (1,), 420_000, 400_000)
     assert nearest_rival(1, plan, Report()) == ""
     cheap = (other(1, "(ba, ab) -> (ab)"), other(1, measured=False), other(500_000))
     report = Report(rivals={"c1": cheap})
-    assert nearest_rival(1, plan, report) == "nearest rival +25.0 %, onednn"
+    assert nearest_rival(1, plan, report) == "nearest rival +25.0 %, library"
     report = replace(report, groupings=((), (grouping,)))
     assert nearest_rival(1, plan, report) == "nearest rival +5.0 %, 2 kernels instead of it"
     report = replace(report, groupings=((), (replace(grouping, cost_ns=380_000),)), stopped_by_budget=True)

@@ -43,7 +43,7 @@ REPORT = Report(
     ),
     machine=Rates(levels=(MemoryLevel(0, 1e10, 1e10),), rate_flop_per_s=2e11),
     rivals={
-        "c2": (Rival("onednn", "", "(ab) -> (ab)", 6000, True), Rival("x", "", "", 1, False, "crashed: </script>"))
+        "c2": (Rival("library", "", "(ab) -> (ab)", 6000, True), Rival("x", "", "", 1, False, "crashed: </script>"))
     },
     rules=SaturationReport((RULE,), "saturated", 1, 1, 1, 0, 0.5),
     max_error=2e-7,
@@ -125,7 +125,7 @@ def test_the_data_of_a_plan(plan: PlanRecord) -> None:
     assert [k["us"] for k in kernels] == [1.0, 3.0] and [k["run_us"] for k in kernels] == [1.1, 2.9]
     assert kernels[1]["rules"] == ["low-rank"] and kernels[1]["origins"] == ["MatMul b", "Tanh c"]
     assert kernels[1]["rivals"][0] == {
-        "what": "onednn (ab) -> (ab)",
+        "what": "library (ab) -> (ab)",
         "cost": "6.0 us",
         "more": "+100.0 %",
         "lost": "",
@@ -210,7 +210,7 @@ def test_what_differs_between_plans(plan: PlanRecord) -> None:
     first, second = plan.steps
     other = replace(
         plan,
-        steps=(replace(first, cost_ns=2000.0), replace(second, candidate="c3", provider="onednn")),
+        steps=(replace(first, cost_ns=2000.0), replace(second, candidate="c3", provider="library")),
         options={"gap": 0.2},
     )
     text = differences(

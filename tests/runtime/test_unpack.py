@@ -173,12 +173,12 @@ def test_a_range_of_sizes(tmp_path, cache_folder, name):
     session.close()
 
 
-@pytest.mark.skipif(find_library("dnnl") is None, reason="oneDNN is not installed")
+@pytest.mark.skipif(find_library("onnxruntime") is None, reason="ONNX Runtime is not installed")
 def test_libraries_go_along(pack, tmp_path):
     source = plans.run_source("k_linked", "*(float *)buffers[1] = -*(float *)buffers[0];")
-    found = unpack(pack(linked(source, ("dnnl",))), tmp_path / "folder")
+    found = unpack(pack(linked(source, ("onnxruntime",))), tmp_path / "folder")
     (name,) = found.brought
-    assert name.startswith("libdnnl.so.")
+    assert name.startswith("libonnxruntime.so.")
 
 
 def test_a_library_of_the_system_is_named(pack, tmp_path):

@@ -19,7 +19,7 @@ from korch.tile.ir.parse import parse_program
 from korch.tile.ir.program import Contract, TileProgram
 from korch.tile.ir.text import format_program
 from korch.tile.llvm.print import print_llvm
-from tests.provider.onednn_groups import Graph
+from tests.provider.linear_groups import Graph
 from tests.provider.test_bytes import given, whole
 
 LANES = 4

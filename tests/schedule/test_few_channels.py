@@ -15,7 +15,7 @@ from korch.tile.check.reference import run_program
 from korch.tile.ir.parse import parse_program
 from korch.tile.ir.program import Registers
 from korch.tile.ir.text import format_program
-from tests.provider.onednn_groups import Graph
+from tests.provider.linear_groups import Graph
 
 LANES = 8
 

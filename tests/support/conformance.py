@@ -50,7 +50,7 @@ class Outcome:
         name: name of the case.
         kind: node, simple, pytorch-operator or pytorch-converted.
         passed: whether the results agree with those that ONNX expects.
-        way: what computed them: native (kernels of Korch and oneDNN), opaque (also kernels of ONNX
+        way: what computed them: native (kernels of Korch), opaque (also kernels of ONNX
             Runtime), host (parts run outside of the static graph), constant (known when the
             model was read); "" if it did not run.
         message: the reason of a failure.

@@ -156,29 +156,6 @@ def _conv(inputs: Sequence[Array], a: Any) -> Array:
     return total.reshape(batch, groups * per_out, *counts)
 
 
-def _conv_transpose(inputs: Sequence[Array], a: Any) -> Array:
-    x, w = inputs
-    groups, kernel, spatial = a.groups, w.shape[2:], x.shape[2:]
-    batch, per_in, per_out = x.shape[0], w.shape[0] // groups, w.shape[1]
-    sizes = [
-        (n - 1) * s + (k - 1) * d + 1 + more
-        for n, s, k, d, more in zip(spatial, a.strides, kernel, a.dilations, a.output_padding, strict=True)
-    ]
-    total = np.zeros((batch, groups * per_out, *sizes), np.int64)
-    flat = x.reshape(batch, groups, per_in, -1)
-    for tap in _taps(kernel):
-        weights = w[_last(tap)].reshape(1, groups, per_in, per_out)
-        part = _matmul(weights.transpose(0, 1, 3, 2), flat)
-        places = tuple(
-            slice(t * d, t * d + (n - 1) * s + 1, s)
-            for t, d, n, s in zip(tap, a.dilations, spatial, a.strides, strict=True)
-        )
-        total[_last(places)] += part.reshape(batch, -1, *spatial)
-        total %= PRIME
-    kept = tuple(slice(begin, n - end) for begin, end, n in zip(a.pads_begin, a.pads_end, sizes, strict=True))
-    return np.asarray(total[_last(kept)])
-
-
 def _winograd(inputs: Sequence[Array], a: Any) -> Array:
     x, u = inputs
     m, (top, left), (bottom, right) = a.tile, a.pads_begin, a.pads_end
@@ -226,6 +203,5 @@ _OPS: Mapping[str, Callable[[Sequence[Array], Any], Array]] = {
     "reduce_sum": lambda v, a: v[0].sum(axis=a.axes, keepdims=True),
     "matmul": lambda v, a: _matmul(v[0], v[1]),
     "conv": _conv,
-    "conv_transpose": _conv_transpose,
     "winograd": _winograd,
 }

@@ -29,7 +29,7 @@ from korch.system.alignment import aligned_bytes, round_up
 from korch.target import Target
 from korch.testing.kernels import load_kernels
 from korch.tile.lower.staging import Machine
-from tests.provider.onednn_groups import Graph
+from tests.provider.linear_groups import Graph
 from tests.support.matrix_units import matrix_units
 
 

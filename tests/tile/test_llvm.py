@@ -19,8 +19,8 @@ from korch.tile.ir.parse import parse_program
 from korch.tile.llvm.isa import ISAS
 from korch.tile.llvm.print import MARK, print_llvm, refusal
 from korch.tile.lower.staging import Machine
-from tests.provider.onednn_groups import Graph as LinearGraph
-from tests.provider.onednn_groups import conv_group
+from tests.provider.linear_groups import Graph as LinearGraph
+from tests.provider.linear_groups import conv_group
 from tests.tile.test_ends import attention
 from tests.tile.test_generated import check_specials, spans
 from tests.tile.tile_groups import FAMILIES, Graph, random_groups

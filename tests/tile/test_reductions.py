@@ -19,7 +19,7 @@ from korch.tile.check.reference import run_program
 from korch.tile.ir.index import add, scale, var
 from korch.tile.ir.program import Accumulate, Axis, Buffer, Level, Load, Pass, Stage, TileProgram
 from korch.tile.llvm.print import print_llvm
-from tests.provider.onednn_groups import Graph
+from tests.provider.linear_groups import Graph
 
 TILE, TILES = 21, 3
 

@@ -23,7 +23,7 @@ from korch.tile.analysis.shares import PRODUCT_ROWS, Shares, shares_of
 from korch.tile.ir.index import add, remainder, scale, var
 from korch.tile.ir.parameters import LIVE, parametric
 from korch.tile.ir.program import Axis, Buffer, Inside, Level, Load, Pass, Stage, Store, TileProgram
-from tests.provider.onednn_groups import Graph
+from tests.provider.linear_groups import Graph
 
 ROWS, TERMS, COLUMNS = 300, 64, 48
 COUNTED = live_of(30, (extent(0),))

@@ -16,7 +16,6 @@ from korch.primitive.as_onnx import OnnxNodes, onnx_tensor
 from korch.primitive.graph import Constant, Primitive, PrimitiveGraph
 from korch.primitive.op import Array
 from korch.primitive.ops.layout import PadAttributes, SliceAttributes
-from korch.primitive.ops.linear import ConvTransposeAttributes
 from korch.primitive.types import DType
 
 FLOATS = (DType.F32, DType.F16, DType.BF16)
@@ -45,9 +44,7 @@ ELEMENTWISE = frozenset(
         "cast",
     )
 )
-OTHERS = frozenset(
-    ("broadcast", "reshape", "transpose", "slice", "pad", "concat", "reduce_sum", "matmul", "conv", "conv_transpose")
-)
+OTHERS = frozenset(("broadcast", "reshape", "transpose", "slice", "pad", "concat", "reduce_sum", "matmul", "conv"))
 MOST_RANK = 8
 
 
@@ -81,11 +78,9 @@ def _trouble(group: Group, p: Primitive) -> str:
             return "a slice goes backwards"
         case PadAttributes(_, _, mode, _) if mode != "constant":
             return f"a pad repeats elements ({mode})"
-        case ConvTransposeAttributes() as at if any(at.output_padding):
-            return "a transposed convolution has more elements than its window reaches"
     if p.op in ("max", "min") and not any(_number(body, v) for v in p.inputs):
         return f"its {p.op} of two tensors would lose a NaN"
-    if p.op in ("conv", "conv_transpose"):
+    if p.op == "conv":
         known = {body.inputs[i][1] for i in group.constant_inputs}
         if p.inputs[1] not in known:
             return "the weights of a convolution are computed"

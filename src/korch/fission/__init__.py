@@ -16,6 +16,7 @@ from korch.fission import (
     reduction,
     resize,
     spectrum,
+    transposed,
 )
 from korch.fission.rule import FissionRule, NotSplit
 from korch.fission.split import FissionReport, KeptWhole, evaluate_operator, split_operators
@@ -31,6 +32,7 @@ RULES: tuple[FissionRule, ...] = (
     *normalization.RULES,
     *pooling.RULES,
     *linear.RULES,
+    *transposed.RULES,
     *layout.RULES,
     *gather.RULES,
     *resize.RULES,

@@ -1,4 +1,4 @@
-"""Fission of Conv, ConvTranspose, MatMul, Gemm and Einsum; a bias becomes a separate addition."""
+"""Fission of Conv, MatMul, Gemm and Einsum; a bias becomes a separate addition."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from korch.fission.context import Context
 from korch.fission.gathered import gathered_product
 from korch.fission.rule import FissionRule, NotSplit, Result, rule
 from korch.fission.window import window_of
-from korch.primitive.ops.linear import ConvAttributes, ConvTransposeAttributes
-from korch.primitive.ops.reduce import window_extent
+from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import ValueId
 from korch.primitive.verbs import Shape, lit
 
 
-def _kernel(c: Context, w: ValueId) -> Shape:
+def kernel_of(c: Context, w: ValueId) -> Shape:
     """Return the window of the weights, which the attribute kernel_shape must not contradict."""
     kernel = c.shape(w)[2:]
     declared = c.attributes.integers("kernel_shape", kernel)
@@ -23,7 +22,8 @@ def _kernel(c: Context, w: ValueId) -> Shape:
     return kernel
 
 
-def _add_bias(c: Context, y: ValueId, position: int) -> ValueId:
+def add_bias(c: Context, y: ValueId, position: int) -> ValueId:
+    """Return the sum of an image and the bias of its channels, an optional input."""
     bias = c.optional(position)
     if bias is None:
         return y
@@ -35,7 +35,7 @@ def conv_attributes(c: Context, x: ValueId, w: ValueId) -> ConvAttributes | NotS
     """Return the attributes of the primitive that convolves x with w."""
     if not c.rank(x) > 2:
         return NotSplit("no spatial axis")
-    window = window_of(c, _kernel(c, w))
+    window = window_of(c, kernel_of(c, w))
     if min((*window.pads_begin, *window.pads_end)) < 0:
         return NotSplit("negative pads")
     return ConvAttributes(
@@ -48,42 +48,7 @@ def _conv(c: Context) -> Result:
     attributes = conv_attributes(c, x, w)
     if isinstance(attributes, NotSplit):
         return attributes
-    return _add_bias(c, c.add("conv", x, w, attributes=attributes), 2)
-
-
-def _transpose_pads(
-    c: Context, sizes: Shape, kernel: Shape, strides: Shape, dilations: Shape, extra: Shape
-) -> tuple[Shape, Shape, Shape]:
-    """Return the begin pads, the end pads and the extra output elements of a ConvTranspose."""
-    auto, spatial = c.attributes.text("auto_pad", "NOTSET"), len(kernel)
-    if auto in ("NOTSET", "VALID") and "output_shape" not in c.attributes:
-        pads = c.attributes.integers("pads", (0,) * (2 * spatial))
-        pads = pads if auto == "NOTSET" else (0,) * (2 * spatial)
-        return pads[:spatial], pads[spatial:], extra
-    begin, end, more = [], [], []
-    for n, out, k, s, d, e in zip(sizes, c.output_type().shape[2:], kernel, strides, dilations, extra, strict=True):
-        total = s * (n - 1) + e + window_extent(k, d) - out
-        more.append(e + max(0, -total))
-        total = max(0, total)
-        begin.append(total // 2 if auto == "SAME_UPPER" else total - total // 2)
-        end.append(total - begin[-1])
-    return tuple(begin), tuple(end), tuple(more)
-
-
-def _conv_transpose(c: Context) -> Result:
-    x, w = c.inputs[:2]
-    kernel = _kernel(c, w)
-    spatial = len(kernel)
-    strides = c.attributes.integers("strides", (1,) * spatial)
-    dilations = c.attributes.integers("dilations", (1,) * spatial)
-    extra = c.attributes.integers("output_padding", (0,) * spatial)
-    if not spatial:
-        return NotSplit("no spatial axis")
-    begin, end, extra = _transpose_pads(c, c.shape(x)[2:], kernel, strides, dilations, extra)
-    if min((*begin, *end)) < 0:
-        return NotSplit("negative pads")
-    attributes = ConvTransposeAttributes(strides, begin, end, dilations, extra, c.attributes.integer("group", 1))
-    return _add_bias(c, c.add("conv_transpose", x, w, attributes=attributes), 2)
+    return add_bias(c, c.add("conv", x, w, attributes=attributes), 2)
 
 
 def matrices(c: Context, a: ValueId, b: ValueId) -> tuple[ValueId, ValueId]:
@@ -175,7 +140,6 @@ def _sum_out(c: Context, value: ValueId, term: str, out: str) -> ValueId:
 
 RULES: tuple[FissionRule, ...] = (
     rule("Conv", _conv),
-    rule("ConvTranspose", _conv_transpose),
     rule("MatMul", _matmul, 9),
     rule("Gemm", _gemm),
     rule("Einsum", _einsum, 12),

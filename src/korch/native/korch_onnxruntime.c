@@ -64,9 +64,20 @@ static bool failed(void *status, char *text, size_t text_size) {
     return true;
 }
 
+static char *library_path;
+
+void korch_use_onnxruntime(const char *path) {
+    free(library_path);
+    library_path = strdup(path);
+}
+
 static void open_shared(void) {
-    void *const handle = korch_open_library("onnxruntime", "libonnxruntime.so.1", problem, sizeof problem);
-    if (!handle) return;
+    void *handle = library_path ? dlopen(library_path, RTLD_NOW | RTLD_LOCAL) : NULL;
+    if (!handle) handle = dlopen(KORCH_ONNXRUNTIME, RTLD_NOW | RTLD_LOCAL);
+    if (!handle) {
+        snprintf(problem, sizeof problem, KORCH_ONNXRUNTIME " can't be opened: %s", dlerror());
+        return;
+    }
     typedef struct {
         void *const *(*table)(uint32_t);
     } base;

@@ -170,18 +170,16 @@ static bool load_weights(korch_model *model, const char *folder, char *error, si
 }
 
 KORCH_API korch_model *korch_open(const char *folder, char *error, size_t error_size) {
-    static const char *const libraries[][2] = {{"dnnl", "libdnnl.so.3"}, {"onnxruntime", "libonnxruntime.so.1"}};
     char path[PATH_BYTES];
     korch_model *const model = calloc(1, sizeof *model);
     if (!model) {
         snprintf(error, error_size, "out of memory");
         return NULL;
     }
-    for (int i = 0; i < 2; ++i) {
-        FILE *const file = fopen(path_of(path, folder, libraries[i][1]), "rb");
-        if (!file) continue;
-        fclose(file);
-        korch_use_library(libraries[i][0], path);
+    FILE *const library = fopen(path_of(path, folder, KORCH_ONNXRUNTIME), "rb");
+    if (library) {
+        fclose(library);
+        korch_use_onnxruntime(path);
     }
     if (load_code(model, folder, error, error_size) && load_weights(model, folder, error, error_size)) {
         int64_t size;

@@ -157,14 +157,11 @@ KORCH_API void korch_destroy(korch_handle *handle);
 /* A table of a plan: `korch.tile.llvm.constants` prints it. */
 #define KORCH_TABLE(type) struct { int64_t count; const type *rows; }
 
-/* -- Libraries (korch_onednn.c) ------------------------------------------------------------------------------------- */
+/* -- ONNX Runtime (korch_onnxruntime.c) ----------------------------------------------------------------------------- */
 
-/* Where a library is; named dnnl or onnxruntime. The path is copied. */
-KORCH_API void korch_use_library(const char *name, const char *path);
-void *korch_open_library(const char *name, const char *soname, char *error, size_t error_size);
-
-/* The same number of threads for a library with threads of its own. */
-void korch_tell_threads(int threads);
+/* Where the library is. The path is copied. */
+#define KORCH_ONNXRUNTIME "libonnxruntime.so.1"
+KORCH_API void korch_use_onnxruntime(const char *path);
 
 /* -- Objects (korch_load.c) ----------------------------------------------------------------------------------------- */
 

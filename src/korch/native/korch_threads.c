@@ -244,7 +244,6 @@ int korch_max_threads(void) { return inside ? 1 : usual_threads ? usual_threads 
 int korch_set_threads(int threads) {
     const int before = usual_threads ? usual_threads : cores;
     usual_threads = threads;
-    korch_tell_threads(threads);
     return before;
 }
 

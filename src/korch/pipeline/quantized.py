@@ -55,7 +55,7 @@ def in_bytes(
     moves = quantization.MOVE_COMES_BEFORE_DEQUANTIZATION
     rules = (product, moves, integers.BIAS_JOINS_INTEGER_SUMS, integers.SCALES_OF_SUMS_COMPOSE)
     graph = _replaced(graph, rules, False, deadline)
-    once = replace(integers.STORED_WEIGHTS_ARE_COMPUTED_ONCE, roots=("conv", "conv_transpose"))
+    once = replace(integers.STORED_WEIGHTS_ARE_COMPUTED_ONCE, roots=("conv",))
     by_columns = replace(
         stored.STORED_WEIGHTS_LIE_BY_COLUMNS, refuse=partial(_refuse_without_stored_kernel, has_kernel)
     )

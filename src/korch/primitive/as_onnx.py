@@ -25,7 +25,7 @@ from korch.primitive.ops.layout import (
     TakeAttributes,
     TransposeAttributes,
 )
-from korch.primitive.ops.linear import ConvAttributes, ConvTransposeAttributes
+from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.loop import LoopAttributes
 from korch.primitive.ops.opaque import OpaqueAttributes, onnx_type, opaque_model
 from korch.primitive.ops.reduce import BroadcastAttributes, PoolAttributes, ReduceAttributes, identity
@@ -219,16 +219,6 @@ class OnnxNodes:
             case ConvAttributes(strides, begin, end, dilations, groups):
                 op = "Conv" if types[0].dtype is out else "ConvInteger"
                 return self.add(op, inputs, strides=strides, pads=[*begin, *end], dilations=dilations, group=groups)
-            case ConvTransposeAttributes(strides, begin, end, dilations, extra, groups):
-                return self.add(
-                    "ConvTranspose",
-                    inputs,
-                    strides=strides,
-                    pads=[*begin, *end],
-                    dilations=dilations,
-                    output_padding=extra,
-                    group=groups,
-                )
             case PoolAttributes() if p.op in _POOL:
                 return self.pool(p, inputs[0], types[0])
             case WinogradAttributes():

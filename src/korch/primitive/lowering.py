@@ -20,7 +20,7 @@ import numpy as np
 from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
 from korch.primitive.op import Array, Category
 from korch.primitive.ops.layout import MOST_INDICES
-from korch.primitive.ops.linear import BYTES, ConvAttributes, ConvTransposeAttributes
+from korch.primitive.ops.linear import BYTES, ConvAttributes
 from korch.primitive.types import DType, ValueId
 from korch.primitive.verbs import Verbs, lit
 
@@ -155,7 +155,7 @@ def _largest_sum(verbs: Verbs, op: str, a: _Whole, b: _Whole) -> int:
 def _products(verbs: Verbs, primitive: Primitive, inputs: Sequence[ValueId]) -> ValueId | None:
     """Return a linear primitive as a sum of products; None if these are too many."""
     match primitive.attributes:
-        case ConvAttributes() | ConvTransposeAttributes() as attributes if primitive.op in ("conv", "conv_transpose"):
+        case ConvAttributes() as attributes if primitive.op == "conv":
             x, w = inputs
             types = [verbs.builder.type(value) for value in inputs]
             return _conv_products(verbs, x, w, attributes, primitive.row.infer(types, attributes).shape)
@@ -179,12 +179,9 @@ def _matmul_products(verbs: Verbs, a: ValueId, b: ValueId) -> ValueId | None:
 
 
 def _conv_products(
-    verbs: Verbs, x: ValueId, w: ValueId, attributes: ConvAttributes | ConvTransposeAttributes, output: tuple[int, ...]
+    verbs: Verbs, x: ValueId, w: ValueId, attributes: ConvAttributes, output: tuple[int, ...]
 ) -> ValueId | None:
-    """Return a convolution or its transpose as a sum of products; None if these are too many.
-
-    `x`: [n, c, spatial...]. `w`: [o, c / groups, kernel...], or [c, o / groups, kernel...] for the transpose.
-    """
+    """Return a convolution as a sum of products; None if these are too many."""
     batch, channels, *sizes = verbs.shape(x)
     groups, kernel = attributes.groups, verbs.shape(w)[2:]
     each_in, each_out = channels // groups, output[1] // groups
@@ -200,36 +197,20 @@ def _conv_products(
         table = np.where(table < 0, math.prod(sizes), table)
     read = verbs.take(flat, 2, table.tolist())
     read = verbs.reshape(read, (batch, groups, 1, each_in, taps, places))
-    if isinstance(attributes, ConvAttributes):
-        weights = verbs.reshape(w, (groups, each_out, each_in, taps))
-    else:
-        turned = verbs.reshape(w, (groups, each_in, each_out, taps))
-        weights = verbs.transpose(turned, (0, 2, 1, 3))
-    weights = verbs.reshape(weights, (1, groups, each_out, each_in, taps, 1))
+    weights = verbs.reshape(w, (1, groups, each_out, each_in, taps, 1))
     terms = verbs.add("mul", verbs.broadcast(read, full), verbs.broadcast(weights, full))
     return verbs.reshape(verbs.reduce("sum", terms, (3, 4)), output)
 
 
-def _sources(
-    sizes: Sequence[int],
-    kernel: Sequence[int],
-    output: Sequence[int],
-    attributes: ConvAttributes | ConvTransposeAttributes,
-) -> Array:
+def _sources(sizes: Sequence[int], kernel: Sequence[int], output: Sequence[int], attributes: ConvAttributes) -> Array:
     """Return which input element each tap of each output position reads, -1 for none: [taps, positions]."""
     flat = np.zeros((1, 1), np.int64)
     for i, size in enumerate(sizes):
         tap = np.arange(kernel[i])[:, None] * attributes.dilations[i]
         place = np.arange(output[i])[None, :]
         begin, stride = attributes.pads_begin[i], attributes.strides[i]
-        if isinstance(attributes, ConvAttributes):
-            source = place * stride + tap - begin
-            is_inside = (source >= 0) & (source < size)
-        else:
-            scaled = place + begin - tap
-            source = scaled // stride
-            is_inside = (scaled % stride == 0) & (source >= 0) & (source < size)
-        axis = np.where(is_inside, source, -1)
+        source = place * stride + tap - begin
+        axis = np.where((source >= 0) & (source < size), source, -1)
         joined = flat[:, None, :, None] * size + axis[None, :, None, :]
         outside = (flat[:, None, :, None] < 0) | (axis[None, :, None, :] < 0)
         joined = np.where(outside, -1, joined)

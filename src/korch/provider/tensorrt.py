@@ -29,7 +29,7 @@ class TensorRTProvider:
     """
 
     name = "tensorrt"
-    group_shapes = (around("conv", "conv_transpose", "matmul"),)
+    group_shapes = (around("conv", "matmul"),)
 
     def __init__(self) -> None:
         self.version = f"{library_version()}-{content_version('cuda')}"

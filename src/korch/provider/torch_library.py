@@ -15,7 +15,7 @@ from korch.cuda.kernel import CudaKernel, TorchCall
 from korch.cuda.target import CudaTarget
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.layout import ReshapeAttributes, SliceAttributes, TransposeAttributes
-from korch.primitive.ops.linear import ConvAttributes, ConvTransposeAttributes
+from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import DType
 from korch.provider.content import content_version
 from korch.system.content_name import content_name
@@ -28,7 +28,7 @@ class TorchProvider:
 
     name = "torch"
     version = content_version()
-    group_shapes = (around("conv", "conv_transpose", "matmul"),)
+    group_shapes = (around("conv", "matmul"),)
 
     def offer(self, group: Group, target: CudaTarget) -> Sequence[Offer] | Refusal:
         """Offer the group in plain layouts, and a convolution of images in channels-last layouts, too."""
@@ -63,7 +63,7 @@ def _call(group: Group, last: bool) -> str | Refusal:
     """Return the body of the kernel's Python function, or why there is none."""
     body = group.body
     linear = body.linear
-    if len(linear) != 1 or linear[0].op not in ("matmul", "conv", "conv_transpose"):
+    if len(linear) != 1 or linear[0].op not in ("matmul", "conv"):
         return Refusal("it is not one product or convolution")
     root = linear[0]
     if body.types[root.output].dtype not in (DType.F32, DType.F16, DType.BF16, DType.F64):
@@ -97,8 +97,6 @@ def _call(group: Group, last: bool) -> str | Refusal:
     if body.outputs[0][1] != result or any(v not in names for v in root.inputs):
         return Refusal("the result of the library is not the output")
     called = _linear(root, [names[v] for v in root.inputs], bias)
-    if called is None:
-        return Refusal("PyTorch does not support this transposed convolution")
     lines.append(f"y = {called}")
     form = "torch.channels_last" if last else "torch.contiguous_format"
     lines.append(f"return y.contiguous(memory_format={form}),")
@@ -137,7 +135,7 @@ def _moved(primitive: Primitive, name: str) -> str:
     raise AssertionError(f"{primitive.op} is no move")
 
 
-def _linear(root: Primitive, names: Sequence[str], bias: str | None) -> str | None:
+def _linear(root: Primitive, names: Sequence[str], bias: str | None) -> str:
     match root.attributes:
         case ConvAttributes(strides, begin, end, dilations, groups):
             x, pads = names[0], list(begin)
@@ -148,16 +146,6 @@ def _linear(root: Primitive, names: Sequence[str], bias: str | None) -> str | No
             return (
                 f"torch.convolution({x}, {names[1]}, {vector}, {list(strides)}, {pads}, "
                 f"{list(dilations)}, False, {[0] * len(begin)}, {groups})"
-            )
-        case ConvTransposeAttributes(strides, begin, end, dilations, extra, groups):
-            crop = [e - b for b, e in zip(begin, end, strict=True)]
-            padding = [o - c for o, c in zip(extra, crop, strict=True)]
-            if min(padding) < 0 or any(p >= s for p, s in zip(padding, strides, strict=True)):
-                return None
-            vector = f"{bias}.reshape(-1)" if bias else "None"
-            return (
-                f"torch.convolution({names[0]}, {names[1]}, {vector}, {list(strides)}, "
-                f"{list(begin)}, {list(dilations)}, True, {padding}, {groups})"
             )
     if bias:
         return f"torch.addmm({bias}.reshape(-1), {names[0]}, {names[1]})"

@@ -29,7 +29,7 @@ from korch.ranges.form import Axis, Factor, axis_of, is_free, prefix
 from korch.ranges.mask import DEQUANTIZES, Fill, Value, identity_of
 from korch.ranges.site import Site, fixed, result_of
 from korch.ranges.whole import loop, whole
-from korch.ranges.windows import conv, conv_transpose, pool
+from korch.ranges.windows import conv, pool
 
 Rule = Callable[[Site], Value]
 
@@ -272,7 +272,6 @@ RULES: dict[str, Rule] = {
     "concat": _concat,
     "matmul": _matmul,
     "conv": conv,
-    "conv_transpose": conv_transpose,
     "pool_sum": pool,
     "pool_max": pool,
     "reduce_sum": _reduce,

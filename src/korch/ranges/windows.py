@@ -1,11 +1,11 @@
-"""The rules of primitives whose windows move along axes: convolutions, transposed convolutions and pools."""
+"""The rules of primitives whose windows move along axes: convolutions and pools."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
-from korch.primitive.ops.linear import ConvAttributes, ConvTransposeAttributes
+from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import PoolAttributes, window_extent
 from korch.ranges.form import Axis, Factor, axis_of, is_free, prefix
 from korch.ranges.mask import Value, identity_of
@@ -33,28 +33,6 @@ def _kernel(site: Site) -> list[int]:
     if not fixed(site.inputs[0][1]):
         raise site.refusal("its channels depend on the size")
     return [vector[0] for vector in site.inputs[1][2:]]
-
-
-def conv_transpose(site: Site) -> Value:
-    """Return the result of a transposed convolution: each element adds a window that begins at `stride` times it."""
-    site.same_attributes()
-    site.order(0, range(2, len(site.output)))
-    attributes, kernel = site.attributes_as(ConvTransposeAttributes), _kernel(site)
-    spatial: list[Axis] = []
-    over: list[int] = []
-    for i, stride in enumerate(attributes.strides):
-        axis, size = 2 + i, site.output[2 + i][0]
-        span = window_extent(kernel[i], attributes.dilations[i]) + attributes.output_padding[i]
-        more = span - stride - attributes.pads_begin[i] - attributes.pads_end[i]
-        factors = site.factors(0, axis)
-        if not is_free(factors):
-            spatial.append(axis_of([Factor(size)]))
-            continue
-        spatial.append((Factor(size, site.multiple(factors, stride).then(more)),))
-        if more + attributes.pads_begin[i] > 0:  # an element behind the valid ones would reach the valid results
-            over.append(axis)
-    site.mask(0, over, 0)
-    return result_of(site, (site.operands[0].form[0], axis_of([Factor(site.output[1][0])]), *spatial))
 
 
 def pool(site: Site) -> Value:

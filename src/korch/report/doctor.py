@@ -18,7 +18,6 @@ from korch.measure.llvm_process import llvm_identity
 from korch.options import default_cache_folder, default_threads
 from korch.provider.provider import CUDA_ENTRY_POINT_GROUP, ENTRY_POINT_GROUP, load_providers
 from korch.system.extras import install_command
-from korch.system.libraries import find_library
 from korch.system.native import runtime, runtime_path
 from korch.target import Target, detect_target
 
@@ -67,12 +66,6 @@ def _describe(target: Target) -> Diagnosis:
 
 
 def _libraries() -> Iterator[Diagnosis]:
-    library = find_library("dnnl")
-    if library is not None:
-        yield Diagnosis(OK, "oneDNN", str(library))
-    else:
-        command = install_command("onednn")
-        yield Diagnosis(MISSING, "oneDNN", f"missing (more kernels of convolutions, products and poolings): {command}")
     for package, distribution, purpose in _PACKAGES:
         if importlib.util.find_spec(package) is None:
             command = install_command(package)  # the extra has the name of the package

@@ -1,7 +1,7 @@
 """The activity of the threads of each kernel in complete runs.
 
-The unchanged artifact runs in another process, in which the runtime records what its threads do. oneDNN's kernels use
-the same threads. ONNX Runtime has its own: for its kernels only the calling thread is recorded.
+The unchanged artifact runs in another process, in which the runtime records what its threads do.
+ONNX Runtime has threads of its own: for its kernels only the calling thread is recorded.
 """
 
 from __future__ import annotations

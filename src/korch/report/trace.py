@@ -19,7 +19,7 @@ from korch.runtime.record import PlanRecord
 
 CALLING_ONLY = (
     "Kernels without spans in the rows of threads ran on the calling thread alone, or on threads "
-    "that are not recorded: ONNX Runtime's, or those of another OpenMP than GCC's."
+    "that are not recorded: ONNX Runtime's."
 )
 
 

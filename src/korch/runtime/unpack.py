@@ -5,7 +5,7 @@
     kernels-*.a           the objects of the kernels and of the plans' tables, for each instruction set
     weights.bin           the packed constants, in the form in which the runtime reads them
     sizes.bin             which shapes of the inputs each plan takes (`korch.runtime.sizes`)
-    lib*.so*              libraries that the kernels call and that Python packages contain: oneDNN, ONNX Runtime
+    lib*.so*              libraries that the kernels call and that Python packages contain, such as ONNX Runtime
     manifest.json         requirements on the machine, threads, inputs and outputs; SHA-256 of the other files
     plans/*.json          the plans
     sources/*             the sources of the objects

@@ -8,16 +8,13 @@ from functools import cache
 from pathlib import Path
 
 from korch.errors import CompileError
-from korch.system.libraries import find_library
+from korch.system.libraries import find_onnxruntime
 from korch.system.native_build import FOLDER, build_library, find_compiler, library_path
 
 logger = logging.getLogger("korch.system")
 
 ERROR_BYTES = 1024
 """The room for an error message of the runtime."""
-
-LIBRARIES = ("dnnl", "onnxruntime")
-"""The libraries that the runtime opens for kernels."""
 
 
 def native_text(name: str) -> str:
@@ -50,21 +47,19 @@ def runtime_path() -> Path:
 
 @cache
 def runtime() -> ctypes.CDLL:
-    """Return the loaded runtime, which knows where the libraries of Python packages are.
+    """Return the loaded runtime, which knows where ONNX Runtime's library is.
 
     Raises:
         CompileError: it can't be compiled.
     """
     native = ctypes.CDLL(str(runtime_path()))
-    for name in LIBRARIES:
-        path = find_library(name)
-        if path is not None:
-            native.korch_use_library(name.encode(), str(path).encode())
+    if path := find_onnxruntime():
+        native.korch_use_onnxruntime(str(path).encode())
     for name in ("read", "pass", "write", "stream", "flop", "split"):
         getattr(native, f"korch_{name}_rate").restype = ctypes.c_double
     for name in ("time", "time_fresh", "region_ns"):
         getattr(native, f"korch_{name}").restype = ctypes.c_int64
-    for name in ("load", "load_for", "load_archive", "symbol", "create", "onednn_open"):
+    for name in ("load", "load_for", "load_archive", "symbol", "create"):
         getattr(native, f"korch_{name}").restype = ctypes.c_void_p
     return native
 

@@ -22,7 +22,7 @@ from korch.primitive.pattern import Found, op
 from korch.primitive.quantized import integer_conv, integer_matmul, largest_terms
 from korch.primitive.types import DType, ValueId, ValueType
 
-LINEAR = ("conv", "conv_transpose", "matmul")
+LINEAR = ("conv", "matmul")
 
 MOST_TERMS = 32_000
 """The most products of bytes whose sum stays below 2^31, with room for a bias."""

@@ -15,9 +15,9 @@ from korch.equivalence.affine_chains import STEPS, AffineChain, affine_step, cha
 from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer, is_finite_in
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
-from korch.primitive.ops.linear import ConvAttributes, ConvTransposeAttributes
+from korch.primitive.ops.linear import ConvAttributes
 
-LINEAR = ("conv", "conv_transpose", "matmul")
+LINEAR = ("conv", "matmul")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class _Channels:
 
     def back(self, weights: Array) -> Array:
         """Return grouped weights in the shape of the primitive's weights."""
-        is_swapped = self.linear.op == "conv_transpose" or (self.is_batched and self.weights_at == 1)
+        is_swapped = self.is_batched and self.weights_at == 1
         return (weights.transpose(0, 2, 1, 3) if is_swapped else weights).reshape(self.shape)
 
     def by_out(self, vector: Array) -> Array:
@@ -96,11 +96,9 @@ def _channels(view: View, linear: Primitive) -> _Channels | None:
         grouped = grouped.transpose(0, 2, 1, 3) if at == 1 else grouped
         axis = rank - 1 if at == 1 else rank - 2
         return _Channels(linear, at, axis, axis, grouped, True, shape)
-    attributes = linear.attributes_as(ConvAttributes, ConvTransposeAttributes)
+    attributes = linear.attributes_as(ConvAttributes)
     groups = attributes.groups
     grouped = array.reshape((groups, shape[0] // groups, shape[1], -1))
-    if linear.op == "conv_transpose":
-        grouped = grouped.transpose(0, 2, 1, 3)
     return _Channels(linear, 1, 1, 1, grouped, False, shape)
 
 
@@ -158,8 +156,6 @@ def _match_before(view: View, root: Primitive) -> Iterator[FoldMatch]:
 
 def _drops_shift_taps(linear: Primitive) -> bool:
     """Return whether some outputs skip taps, so that a shift of the input is not a uniform shift of the output."""
-    if linear.op == "conv_transpose":
-        return True
     pads = (getattr(linear.attributes, name, ()) for name in ("pads_begin", "pads_end"))
     return any(pad for field in pads for pad in field)
 

@@ -1,11 +1,10 @@
-"""Linear operations: linear in each input; convolution, its transpose, and matrix product.
+"""Linear operations: linear in each input; convolution and matrix product.
 
 Convolutions and matrix products of signed or unsigned bytes have exact 32-bit sums.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,34 +31,17 @@ class ConvAttributes(Attributes):
     groups: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class ConvTransposeAttributes(Attributes):
-    """The attributes of the convolution that is transposed, and the number of extra output elements."""
-
-    strides: tuple[int, ...]
-    pads_begin: tuple[int, ...]
-    pads_end: tuple[int, ...]
-    dilations: tuple[int, ...]
-    output_padding: tuple[int, ...]
-    groups: int = 1
-
-
-def _check_conv(name: str, x: ValueType, w: ValueType, attributes: ConvAttributes | ConvTransposeAttributes) -> int:
-    spatial = x.rank - 2
-    require(spatial >= 1, f"{name}: argument 0 is {x}, not n, c and spatial axes")
-    require(w.rank == x.rank, f"{name}: argument 1 is {w}, argument 0 is {x}")
-    of_bytes = name == "conv" and x.dtype in BYTES and w.dtype in BYTES
-    require(of_bytes or (w.dtype is x.dtype and x.dtype.is_float), f"{name}: arguments are {x} and {w}")
-    fields = (attributes.strides, attributes.pads_begin, attributes.pads_end, attributes.dilations)
-    require(all(len(field) == spatial for field in fields), f"{name}: attributes differ in rank")
-    positive = min((*attributes.strides, *attributes.dilations, attributes.groups)) >= 1
-    require(positive, f"{name}: a stride, dilation or group count is not positive")
-    return spatial
-
-
 def _infer_conv(inputs: Sequence[ValueType], attributes: ConvAttributes) -> ValueType:
     x, w = inputs
-    spatial = _check_conv("conv", x, w, attributes)
+    spatial = x.rank - 2
+    require(spatial >= 1, f"conv: argument 0 is {x}, not n, c and spatial axes")
+    require(w.rank == x.rank, f"conv: argument 1 is {w}, argument 0 is {x}")
+    of_bytes = x.dtype in BYTES and w.dtype in BYTES
+    require(of_bytes or (w.dtype is x.dtype and x.dtype.is_float), f"conv: arguments are {x} and {w}")
+    fields = (attributes.strides, attributes.pads_begin, attributes.pads_end, attributes.dilations)
+    require(all(len(field) == spatial for field in fields), "conv: attributes differ in rank")
+    positive = min((*attributes.strides, *attributes.dilations, attributes.groups)) >= 1
+    require(positive, "conv: a stride, dilation or group count is not positive")
     require(
         x.shape[1] == w.shape[1] * attributes.groups,
         f"conv: argument 0 is {x}, argument 1 is {w} with {attributes.groups} groups",
@@ -76,23 +58,6 @@ def _infer_conv(inputs: Sequence[ValueType], attributes: ConvAttributes) -> Valu
 
 def _sum_type(x: ValueType) -> DType:
     return DType.I32 if x.dtype in BYTES else x.dtype
-
-
-def _infer_conv_transpose(inputs: Sequence[ValueType], attributes: ConvTransposeAttributes) -> ValueType:
-    x, w = inputs
-    spatial = _check_conv("conv_transpose", x, w, attributes)
-    require(len(attributes.output_padding) == spatial, "conv_transpose: attributes differ in rank")
-    legal = x.shape[1] == w.shape[0] and x.shape[1] % attributes.groups == 0
-    require(legal, f"conv_transpose: argument 0 is {x}, argument 1 is {w}")
-    shape = [x.shape[0], w.shape[1] * attributes.groups]
-    for i in range(spatial):
-        extent = window_extent(w.shape[2 + i], attributes.dilations[i])
-        pads = attributes.pads_begin[i] + attributes.pads_end[i]
-        size = (x.shape[2 + i] - 1) * attributes.strides[i] + extent - pads
-        size += attributes.output_padding[i]
-        require(size >= 1, f"conv_transpose: axis {2 + i} of {x} gives {size} elements")
-        shape.append(size)
-    return x.with_shape(tuple(shape))
 
 
 def _infer_matmul(inputs: Sequence[ValueType], attributes: Attributes) -> ValueType:
@@ -114,9 +79,7 @@ def _conv_flop(inputs: Sequence[ValueType], attributes: ConvAttributes, output: 
     return 2 * output.shape[0] * output.shape[1] * w.shape[1] * _taps(x, w, output, attributes)
 
 
-def _taps(
-    image: ValueType, w: ValueType, positions: ValueType, attributes: ConvAttributes | ConvTransposeAttributes
-) -> int:
+def _taps(image: ValueType, w: ValueType, positions: ValueType, attributes: ConvAttributes) -> int:
     """Return how many taps, over all positions of a channel, fall into the image."""
     windows = zip(attributes.strides, attributes.pads_begin, attributes.dilations, strict=True)
     sizes = zip(image.shape[2:], w.shape[2:], positions.shape[2:], strict=True)
@@ -131,11 +94,6 @@ def _inner_taps(size: int, kernel: int, count: int, stride: int, pad: int, dilat
         last = min(count - 1, (size - 1 - offset) // stride)
         total += max(0, last - first + 1)
     return total
-
-
-def _conv_transpose_flop(inputs: Sequence[ValueType], attributes: ConvTransposeAttributes, output: ValueType) -> int:
-    x, w = inputs
-    return 2 * x.shape[0] * x.shape[1] * w.shape[1] * _taps(output, w, x, attributes)
 
 
 def matmul_flop(inputs: Sequence[ValueType], attributes: Attributes, output: ValueType) -> int:
@@ -175,35 +133,6 @@ def _conv(inputs: Sequence[Array], attributes: ConvAttributes) -> Array:
         with np.errstate(all="ignore"):
             out[:, :, :, first : first + rows] = (weights @ columns).reshape(n, groups, per_group, *shape)
     return out.reshape(n, w.shape[0], *sizes)
-
-
-def _conv_transpose(inputs: Sequence[Array], attributes: ConvTransposeAttributes) -> Array:
-    """Compute one matrix product per tap and group, and scatter-add it into the output."""
-    x, w = inputs
-    spatial, groups = x.ndim - 2, attributes.groups
-    n, per_group = x.shape[0], w.shape[1]
-    full = [
-        (x.shape[2 + i] - 1) * attributes.strides[i]
-        + window_extent(w.shape[2 + i], attributes.dilations[i])
-        + attributes.output_padding[i]
-        for i in range(spatial)
-    ]
-    out = np.zeros((n, groups * per_group, *full), x.dtype)
-    grouped = x.reshape(n, groups, x.shape[1] // groups, -1)
-    for tap in itertools.product(*map(range, w.shape[2:])):
-        weights = w[_inner(tap)].reshape(groups, -1, per_group)
-        with np.errstate(all="ignore"):
-            product = np.swapaxes(weights, 1, 2) @ grouped
-        window: tuple[slice, ...] = tuple(
-            slice(t * d, t * d + (size - 1) * s + 1, s)
-            for t, d, s, size in zip(tap, attributes.dilations, attributes.strides, x.shape[2:], strict=True)
-        )
-        out[_inner(window)] += product.reshape(n, -1, *x.shape[2:])
-    crop = tuple(
-        slice(begin, size - end)
-        for begin, end, size in zip(attributes.pads_begin, attributes.pads_end, full, strict=True)
-    )
-    return np.ascontiguousarray(out[_inner(crop)])
 
 
 def _are_bytes(inputs: Sequence[Array]) -> bool:
@@ -248,27 +177,6 @@ ROWS: tuple[Op, ...] = (
             Sample(("u8[1,4,7,6]", "i32[6,4,3,3]"), _PLAIN),
             Sample(("f32[1,4,7,6]", "f32[3,2,3,3]"), ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1), 2)),
             Sample(("f32[1,4,7,6]", "f32[6,4,3,3]"), ConvAttributes((0, 1), (0, 0), (0, 0), (1, 1))),
-        ),
-    ),
-    Op(
-        name="conv_transpose",
-        category=Category.LINEAR,
-        arity=2,
-        attributes=ConvTransposeAttributes,
-        infer=_infer_conv_transpose,
-        reference=_conv_transpose,
-        work_flop=_conv_transpose_flop,
-        source="ONNX ConvTranspose-22, without the bias",
-        samples=(
-            Sample(
-                ("f32[1,4,3,4]", "f32[4,3,3,2]"), ConvTransposeAttributes((2, 1), (1, 0), (0, 1), (1, 2), (1, 0), 2)
-            ),
-            Sample(("f32[2,2,5]", "f32[2,1,1]"), ConvTransposeAttributes((1,), (0,), (0,), (1,), (0,))),
-        ),
-        refusals=(
-            Sample(("u8[1,4,3]", "i8[4,3,2]"), ConvTransposeAttributes((1,), (0,), (0,), (1,), (0,))),
-            Sample(("f32[1,4,3]", "f32[3,3,2]"), ConvTransposeAttributes((1,), (0,), (0,), (1,), (0,))),
-            Sample(("f32[1,4,1]", "f32[4,3,1]"), ConvTransposeAttributes((1,), (1,), (0,), (1,), (0,))),
         ),
     ),
     Op(
