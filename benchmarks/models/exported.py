@@ -74,12 +74,34 @@ def build_resnet18(*, size: int = 224, classes: int = 1000, seed: int = 0) -> tu
     return ready(ResNetForImageClassification(config)), {"pixel_values": torch.randn(1, 3, size, size)}
 
 
+def build_convnext(*, size: int = 224, seed: int = 0) -> tuple[Any, Inputs]:
+    """Return ConvNeXt-T from transformers, and an image."""
+    import torch
+    from transformers import ConvNextConfig, ConvNextForImageClassification
+
+    torch.manual_seed(seed)
+    config = ConvNextConfig(num_labels=1000)
+    return ready(ConvNextForImageClassification(config)), {"pixel_values": torch.randn(1, 3, size, size)}
+
+
+def build_vit_small(*, size: int = 224, seed: int = 0) -> tuple[Any, Inputs]:
+    """Return ViT-S/16 from transformers, and an image."""
+    import torch
+    from transformers import ViTConfig, ViTForImageClassification
+
+    torch.manual_seed(seed)
+    config = ViTConfig(hidden_size=384, num_attention_heads=6, intermediate_size=1536, num_labels=1000)
+    return ready(ViTForImageClassification(config)), {"pixel_values": torch.randn(1, 3, size, size)}
+
+
 EXPORTED: Mapping[str, Callable[..., tuple[Any, Inputs]]] = {
     "segformer_b0": build_segformer_b0,
     "mobilenetv2": build_mobilenetv2,
     "resnet18": build_resnet18,
     "resnet50": build_resnet50,
     **SIZED,
+    "convnext": build_convnext,
+    "vit_small": build_vit_small,
 }
 """The models that are not in `TRANSFORMERS`; each builder returns a module and its inputs by keyword."""
 
