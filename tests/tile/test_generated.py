@@ -86,16 +86,19 @@ def test_reductions_of_whole_numbers(kind, target, builder, rng):
 @pytest.mark.parametrize("divisor", [1e-40, 3e38, np.inf, np.nan, 0.0, -7.0, 5 / 255])
 def test_division_by_one_number(target, builder, divisor):
     """It is rounded as a division is, though an inverse is taken: a `round` may come next."""
-    g = Graph()
+    g, constant = Graph(), Graph()
     x, y = g.tensor("f32[2,70]"), g.tensor("f32[2,1]")
     group = g.group(g.add("div", [x, g.wide(y, (2, 70))]))
+    x = constant.tensor("f32[2,70]")
+    same = constant.group(constant.add("div", [x, constant.number(x, divisor)]))
     rows = np.linspace(-1, 1, 140, dtype=np.float32).reshape(2, 70) * np.float32(abs(divisor) or 1)
     rows[:, :5] = np.inf, -np.inf, 0, -0.0, -2.5
     column = np.full((2, 1), divisor, np.float32)
-    for offer in offers_of(group, target):
-        kernel = PROVIDER.build(group, offer, target)
+    offers = [(of, offer) for of in (group, same) for offer in offers_of(of, target)]
+    for of, offer in offers:
+        kernel = PROVIDER.build(of, offer, target)
         with np.errstate(all="ignore"):
-            (found,) = run_kernel(kernel, group, offer, [rows, column], builder)
+            (found,) = run_kernel(kernel, of, offer, [rows, column][: len(of.inputs)], builder)
             expected = rows / column
         np.testing.assert_array_equal(found, expected)
         is_zero = expected == 0

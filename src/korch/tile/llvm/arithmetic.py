@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 from korch.primitive.types import DType
 from korch.tile.ir.growth import UnprintableError
 from korch.tile.llvm.emit import Emit, SsaValue, constant
@@ -206,6 +208,9 @@ class Arithmetic:
         low, high = constant("float", 2.0**-126), constant("float", 2.0**126)
         size = b if is_exact else self._intrinsic("fabs", b)  # for a negative b, a zero would lose its sign
         is_normal = emit.op("and", emit.test("fcmp oge", size, low), emit.test("fcmp ole", size, high))
+        if b.text.startswith("0x"):  # LLVM would leave a branch on constants
+            (known,) = struct.unpack(">d", bytes.fromhex(b.text[2:]))
+            is_normal = constant("i1", 2.0**-126 <= (known if is_exact else abs(known)) <= 2.0**126)
         inverse = emit.op("fdiv", constant("float", 1.0), b)
 
         def by_inverse() -> tuple[SsaValue]:
