@@ -33,6 +33,9 @@ A row may end at a page boundary, where hardware prefetchers stop. A distance of
 that prefetches would use the cache sets of the elements being read.
 """
 
+LOADED = 2
+"""The rows whose elements may be in registers at a time: LLVM would load those of all rows first, and spill sums."""
+
 REGISTERS = {16: 32}
 """The vector registers, by number of lanes."""
 
@@ -224,6 +227,8 @@ class WindowPrinter(ContractPrinter):
             for r in range(block.rows):
                 if k.number is not None and self._is_outside(tile, r * own.stride + k.number * own.dilation):
                     continue
+                if r and r % LOADED == 0:
+                    at = emit.opaque(at)
                 x = self.printer.repeated(self.a, emit.place(self.a.kind, at, emit.index(r * own.stride * own.unit)))
                 for v, column in enumerate(columns):
                     i = r * block.vectors + v
