@@ -73,6 +73,11 @@ class Target:
         """Number of vector registers."""
         return 32 if self.isa == "neon" or self.lanes == 16 else 16
 
+    @property
+    def has_dot(self) -> bool:
+        """Whether an instruction adds the products of four bytes to each lane."""
+        return "avx512_vnni" in ISA_FLAGS.get(self.isa, ())
+
     def sums_components(self, pairs: float) -> bool:
         """Return whether products of numbers split into bfloat16 components are supported.
 

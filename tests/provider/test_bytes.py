@@ -189,6 +189,20 @@ def test_convolutions(vectors, builder, rng):
     check_exactly(ConvProvider(), convolutions(2 * vectors.lanes), vectors, builder, rng)
 
 
+@pytest.mark.parametrize(("size", "channels"), [(7, 512), (14, 256), (28, 128), (56, 64)])
+def test_threads_have_equally_many_pixels(size, channels):
+    """Nearly: with a task of 36 pixels and one of 13, one of two threads would wait."""
+    target = Target(isa="avx512_vnni")
+    group = conv((1, channels, size, size), (channels, channels, 3, 3), pad=1)
+    offer = ConvProvider().offer(group, target)[0]
+    program = ConvProvider().build(group, offer, target).program
+    (*_, (_, finish)) = program.stages[-1].leaves
+    tasks, rows = program.stages[-1].grid[-1].extent, finish.axes[0].extent
+    first = -(-tasks // target.threads) * rows
+    assert first <= 1.07 * size * size / target.threads
+    assert size * size <= tasks * rows
+
+
 def winograd(x: tuple[int, ...], channels: int, dtype="u8", begin=(1, 1), end=(1, 1), zero=None, adds=False) -> Group:
     """A convolution of transformed tiles, divided by the factor of its weights."""
     g = Graph()

@@ -1,7 +1,7 @@
 """Convolutions of bytes with few channels -> tile programs that read windows directly from copied rows.
 
-A task copies the rows of the image that its windows cover, with the padding around them. Elements are widened to 16
-bits, and channels are padded to whole pairs. The terms of a window's row are then contiguous.
+A task copies the rows of the image that its windows cover, with the padding around them. Channels are padded to
+whole groups of terms, perhaps widened to 16 bits. The terms of a window's row are then contiguous.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from korch.schedule.products import multiplied
 from korch.schedule.sides import sides_of, without_units
 from korch.system.alignment import round_up
 from korch.tile.ir.index import Expr, Ranges, add, constant, scale, var
-from korch.tile.ir.program import PAIR, At, Axis, Buffer, Contract, Level, Loop, Pass, Registers, Stage, TileProgram
+from korch.tile.ir.program import At, Axis, Buffer, Contract, Level, Loop, Pass, Registers, Stage, TileProgram
 
 
 class FewChannels(Blocked):
@@ -34,7 +34,7 @@ class FewChannels(Blocked):
         if root.attributes_as(ConvAttributes).groups != 1 or self.along.dilation != 1:
             raise NotFusedError("the terms of a window's row do not lie side by side")
         self.outputs = group.body.types[root.output].shape[1]
-        self.pixel = round_up(self.channels, PAIR)
+        self.pixel = round_up(self.channels, self.product.group)
         self.row = self.along.reach(self.along.out) * self.pixel
 
     def program(self, rows: int) -> TileProgram:
@@ -57,7 +57,8 @@ class FewChannels(Blocked):
         tile = Buffer("t", Level.TILE, self.sum_type, x.extent * self._columns)
         copied = Buffer("pa", Level.TILE, self.product.types[0], size[0] * self.row)
         steps = (copy, Loop(y, (), (zero, contract, after)))
-        memory = self.memory(in_panels(terms[0].extent * terms[1].extent, self._columns, self.strip, PAIR))
+        count, group = terms[0].extent * terms[1].extent, self.product.group
+        memory = self.memory(in_panels(count, self._columns, self.strip, group))
         return TileProgram((*memory, tile, copied), (Stage(grid, steps),))
 
     def _copy(self, size: tuple[int, int], y: Axis, ranges: Ranges) -> Pass:

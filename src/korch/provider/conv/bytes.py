@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last, layout_choices, replaced
@@ -36,9 +37,10 @@ from korch.schedule.contraction import (
 )
 from korch.schedule.depthwise import Depthwise, is_depthwise, weights_layout
 from korch.schedule.few_channels import FewChannels
-from korch.schedule.products import PAIR_LANES, ProductBlocking, Products, terms_together
+from korch.schedule.products import ProductBlocking, Products, terms_together
+from korch.system.alignment import ceil_div, round_up
 from korch.target import Target
-from korch.tile.analysis.registers import BYTE_REGISTERS, FEW_BYTE_REGISTERS
+from korch.tile.analysis.registers import largest_of_bytes
 from korch.tile.ir.program import Registers, TileProgram
 from korch.tile.lower.staging import Machine
 
@@ -53,6 +55,12 @@ PLACES = 7
 
 ROWS = (16, 128)
 """The fewest and the most rows of a task."""
+
+MORE_BLOCKS = 4
+"""This many numbers of tasks per thread are tried, so that all threads have equally many rows."""
+
+COLUMNS_COST = 0.3
+"""The time to load the columns of a term, in rows."""
 
 
 def multiplies_bytes(group: Group) -> bool:
@@ -121,7 +129,7 @@ def _root(group: Group) -> Primitive | Refusal:
 
 
 def _registers(target: Target) -> Registers:
-    return BYTE_REGISTERS.get(target.lanes, FEW_BYTE_REGISTERS)
+    return largest_of_bytes(target.lanes, target.has_dot)
 
 
 def _is_depthwise(group: Group, root: Primitive) -> bool:
@@ -181,7 +189,7 @@ def _has_few_channels(group: Group, root: Primitive, target: Target) -> bool:
     """Return whether the windows have so few channels that copying each window takes longer than the products."""
     weights, attributes = group.body.types[root.inputs[1]].shape, root.attributes_as(ConvAttributes)
     is_window = len(weights) == 4 and math.prod(weights[2:]) > 1 and attributes.dilations[-1] == attributes.groups == 1
-    return target.lanes in PAIR_LANES and is_window and weights[1] < target.lanes
+    return is_window and weights[1] < target.lanes
 
 
 def _few_channels_program(schedule: FewChannels, target: Target) -> TileProgram:
@@ -213,13 +221,22 @@ def _depthwise_program(schedule: Depthwise, target: Target) -> TileProgram:
 def _blocking(
     contraction: Contraction, schedule: Products, registers: Registers, strip: int, target: Target
 ) -> ProductBlocking:
-    """Return a blocking with equally many blocks of rows for each thread; with few rows, columns are divided, too."""
+    """Return a blocking with equally many rows for each thread; with few rows, columns are divided, too."""
     m, n, terms = extent(contraction.rows), extent(contraction.columns), extent(schedule.terms)
     fewest, most = ROWS
     fitting = max(fewest, min(most, MOST_TILE_BYTES // (terms * schedule.dtype.size_bytes)))
     teams = target.threads if m >= fewest * target.threads else 1
-    blocks = -(-m // (fitting * teams)) * teams
-    rows = min(m, -(-m // (blocks * registers.rows)) * registers.rows)
+    blocks = ceil_div(m, fitting * teams) * teams
+
+    def choice(rows: int, count: int) -> tuple[float, int, int]:
+        """Return the rows of the thread with most of them, each with the time to load columns; then both sizes."""
+        block = round_up(ceil_div(m, count), rows)
+        longest = ceil_div(ceil_div(m, block), teams) * block
+        return longest * (1 + COLUMNS_COST / rows), block, rows
+
+    heights = range(registers.rows, registers.rows // 2, -1) if m > registers.rows else (m,)
+    counts = range(blocks, blocks + MORE_BLOCKS * teams, teams)
+    _, block, rows = min(choice(height, count) for height in heights for count in counts)
     parts = target.threads if blocks < target.threads and not contraction.batch else 1
     columns = n if parts == 1 else min(n, -(-n // (strip * parts)) * strip)
-    return ProductBlocking(rows, columns, terms, (False, True), registers, strip)
+    return ProductBlocking(min(m, block), columns, terms, (False, True), replace(registers, rows=rows), strip)

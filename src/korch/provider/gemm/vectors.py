@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.provider.gemm.blocking import PAGE_FLOATS, have_conflicts
@@ -10,7 +12,7 @@ from korch.schedule.blocks import require_adjacent
 from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, extent
 from korch.schedule.products import ProductBlocking, Products
 from korch.target import Target
-from korch.tile.analysis.registers import BYTE_REGISTERS, FEW_BYTE_REGISTERS
+from korch.tile.analysis.registers import largest_of_bytes
 from korch.tile.ir.program import QUAD, Load, Loop, Pass, Registers, Select, TileProgram
 from korch.tile.lower.staging import Machine
 
@@ -52,7 +54,9 @@ def _blocking_of_bytes(sizes: tuple[int, int, int, int], target: Target, is_pack
     """Return the blocking of a product of bytes: four bytes take the space of one float."""
     batch, m, n, terms = sizes
     blocks = Sizes.of(batch, m, n, -(-terms // QUAD), target)
-    registers = BYTE_REGISTERS.get(target.lanes, FEW_BYTE_REGISTERS)
+    registers = largest_of_bytes(target.lanes, target.has_dot)
+    if blocks.vectors == registers.vectors:
+        registers = replace(registers, rows=min(registers.rows, blocks.rows))
     strip = registers.vectors * target.lanes
     columns = n if blocks.parts == 1 else -(-n // (strip * blocks.parts)) * strip
     return ProductBlocking(blocks.block, columns, terms, (False, True), registers, strip if is_packed else 0)

@@ -28,7 +28,7 @@ DOT = dot_of(DType.U8, DType.I8, in_tiles=False)
 """The instruction that adds four products of an unsigned and a signed byte to each lane."""
 
 TOP_BITS = 0x80808080
-"""The highest bit of each byte: flipping it adds 128 to a signed byte, which then is unsigned."""
+"""The highest bit of each byte: flipping it adds 128 to a signed byte, or takes 128 from an unsigned one."""
 
 
 @dataclass
@@ -44,9 +44,16 @@ class IntegerBlockPrinter(BlockPrinter):
 
     @property
     def is_dot(self) -> bool:
-        """Whether one instruction multiplies and adds four bytes: unsigned ones by signed ones."""
-        isa, is_signed_b = self.context.isa, is_signed(self._dtype(self.b))
-        return self.group == QUAD and is_signed_b and DOT.feature in isa.features and self.lanes == DOT.columns
+        """Whether one instruction multiplies and adds four bytes."""
+        return self.group == QUAD and DOT.feature in self.context.isa.features and self.lanes == DOT.columns
+
+    @property
+    def is_shifted(self) -> bool:
+        """Whether it multiplies the bytes of the first operand as those of the other sign, which differ by 128.
+
+        The instruction multiplies unsigned bytes by signed ones.
+        """
+        return self.is_dot and is_signed(self._dtype(self.a)) == is_signed(self._dtype(self.b))
 
     def begin(self, block: SumBlock) -> list[SsaValue]:
         """Print the initial values of the sums of a block."""
@@ -54,8 +61,8 @@ class IntegerBlockPrinter(BlockPrinter):
         return [self.shift[v] if self.shift else zero for _, v in block.places]
 
     def shifts(self, second: SsaValue, vectors: int) -> list[SsaValue]:
-        """Print the corrections of the sums of a strip, for signed bytes that are multiplied with 128 added to them."""
-        if not self.is_dot or not is_signed(self._dtype(self.a)):
+        """Print the corrections of the sums of a strip, for bytes that are multiplied with 128 more or less."""
+        if not self.is_shifted:
             return []
         emit, ones, step = self.emit, constant("i32", 0x01010101, self.lanes), QUAD * self.b.steps[self.terms[-1].name]
 
@@ -66,7 +73,8 @@ class IntegerBlockPrinter(BlockPrinter):
         start = (constant("i32", 0, self.lanes),) * vectors
         turns = math.prod(axis.extent for axis in self.terms[:-1])
         sums = emit.loop(emit.index(0), emit.times(self._steps, turns), 1, add, *start)
-        return [emit.op("mul", x, constant("i32", -128)) for x in sums]
+        shift = constant("i32", -128 if is_signed(self._dtype(self.b)) else 128)
+        return [emit.op("mul", x, shift) for x in sums]
 
     @property
     def _steps(self) -> SsaValue:
@@ -96,7 +104,7 @@ class IntegerBlockPrinter(BlockPrinter):
         for r, (first, offset) in enumerate(block.first):
             at = emit.place(self.a.kind, emit.place(self.a.kind, first, a[0]), emit.index(offset))
             x = emit.splat(self._words(self.a, at, 1), self.lanes)
-            if self.is_dot and is_signed(self._dtype(self.a)):
+            if self.is_shifted:
                 x = emit.op("xor", x, constant("i32", TOP_BITS))
             rows = self._widened(x, self._dtype(self.a))
             for v, own in enumerate(columns):
@@ -110,8 +118,8 @@ class IntegerBlockPrinter(BlockPrinter):
         return total
 
     def _dot(self, total: SsaValue, a: SsaValue, b: SsaValue) -> SsaValue:
-        a, b = (self._as(x, "i8") for x in (a, b))
-        return DOT.add(self.emit, total, a, b)
+        factors = [self._as(x, "i8") for x in (a, b)]
+        return DOT.add(self.emit, total, *(factors if is_signed(self._dtype(self.b)) else factors[::-1]))
 
     def products(self, a: SsaValue, b: SsaValue) -> SsaValue:
         """Print the sum of the two products of 16-bit numbers in each lane."""
@@ -182,7 +190,8 @@ class IntegerPrinter(ContractPrinter):
         super()._require(terms, out, a, b)
         last = terms[-1]
         is_adjacent = a.steps[last.name] == 1 or last.extent == 1
-        if not self.sums.is_zeroed or not is_adjacent or (len(terms) > 1 and self.step.product.group == QUAD):
+        is_whole = len(terms) == 1 or last.extent % self.step.product.group == 0
+        if not self.sums.is_zeroed or not is_adjacent or not is_whole:
             raise refused(f"terms of buffer {a.buffer} do not lie side by side, or are added to a tile")
 
     def _lines(self, strip: Strip, r: SsaValue) -> list[Lines]:
