@@ -102,6 +102,17 @@ static void read_spans(numbers *at, const int64_t *sizes, padded *own, int64_t *
     free(valid);
 }
 
+/* The bits of a float16, rounded to even. A conversion by the compiler would bring functions that hide those of libm. */
+static uint16_t half_of(double x) {
+    const uint16_t sign = signbit(x) ? 0x8000 : 0;
+    int exponent;
+    if (x != x) return 0x7e00;
+    if (fabs(x) >= 65520) return sign | 0x7c00;
+    frexp(x, &exponent);
+    if (exponent < -13 || x == 0) exponent = -13;
+    return (uint16_t)(sign | ((exponent + 13) * 1024 + (int)lrint(ldexp(fabs(x), 11 - exponent))));
+}
+
 static void put(char *out, const char *dtype, int64_t i, double x) {
     const float single = (float)x;
     const int64_t whole = (int64_t)x;
@@ -109,7 +120,7 @@ static void put(char *out, const char *dtype, int64_t i, double x) {
     memcpy(&bits, &single, sizeof bits);
     if (strcmp(dtype, "f64") == 0) ((double *)out)[i] = x;
     else if (strcmp(dtype, "f32") == 0) ((float *)out)[i] = single;
-    else if (strcmp(dtype, "f16") == 0) ((_Float16 *)out)[i] = (_Float16)x;
+    else if (strcmp(dtype, "f16") == 0) ((uint16_t *)out)[i] = half_of(x);
     else if (strcmp(dtype, "bf16") == 0) ((uint16_t *)out)[i] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
     else if (strstr(dtype, "64")) ((int64_t *)out)[i] = whole;
     else if (strstr(dtype, "32")) ((int32_t *)out)[i] = (int32_t)whole;
