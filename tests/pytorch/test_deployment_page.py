@@ -31,8 +31,8 @@ def test_the_page_from_its_first_step_to_its_last(
     Path("run.c").write_text(program)
     link = ["-Ldigits", "-lkorch_runtime", "-Wl,-rpath,$ORIGIN/digits"]
     subprocess.run([*COMPILER, "-O2", "-Idigits", "run.c", "-o", "run", *link], check=True)
-    command = ["./run", "digits", "image.f32"]
-    done = subprocess.run(command, env={}, capture_output=True, text=True, check=True)
+    (command,) = re.findall(r"^    \$ (\./run .*)$", text, re.MULTILINE)
+    done = subprocess.run(command.split(), env={}, capture_output=True, text=True, check=True)
     found = np.array(done.stdout.split(), np.float32)
     expected = names["module"](names["image"]).detach().numpy().ravel()
     np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -59,7 +59,6 @@ def test_nothing_to_place_is_an_empty_arena():
 def test_the_solver_mends_what_greedy_orders_leave(monkeypatch):
     # One order only, which puts the fourth buffer where it splits the room for the last two.
     monkeypatch.setattr(memory, "_ORDERS", (lambda b: (b.first,),))
-    monkeypatch.setattr(memory, "SHUFFLED_BUFFERS", 0)
     found = [ArenaBuffer(128, 0, 1), ArenaBuffer(64, 0, 1), ArenaBuffer(128, 3, 5), ArenaBuffer(64, 1, 3)]
     found += [ArenaBuffer(128, 3, 3)]
     greedy = plan_arena(found, seconds=0)

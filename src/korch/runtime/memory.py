@@ -10,7 +10,6 @@ All sizes and offsets are multiples of `ALIGNMENT`.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,8 +18,6 @@ from korch.system.alignment import ALIGNMENT, align_up
 
 SOLVER_BUFFERS = 150
 """Largest number of buffers for which the solver is used."""
-SHUFFLED_BUFFERS = 16_000
-"""Random changes of the best greedy order are tried until this many buffers were placed in total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +70,7 @@ def plan_arena(buffers: Sequence[ArenaBuffer], *, seconds: float = 1.0) -> Arena
         The offsets, the size, and a proven lower bound for it.
     """
     bound = live_bytes(buffers)
-    best = _greedy(buffers, bound)
+    best = _greedy(buffers)
     if _size_bytes(buffers, best) > bound and len(buffers) <= SOLVER_BUFFERS and seconds > 0:
         best, bound = _solve(buffers, best, bound, seconds)
     plan = ArenaPlan(tuple(best), _size_bytes(buffers, best), bound)
@@ -124,34 +121,17 @@ _ORDERS: tuple[Callable[[ArenaBuffer], tuple[int, ...]], ...] = (
 )
 
 
-def _greedy(buffers: Sequence[ArenaBuffer], bound: int) -> list[int]:
-    """Return the best placement over several orders, and over random changes of the best order."""
+def _greedy(buffers: Sequence[ArenaBuffer]) -> list[int]:
+    """Return the best placement over several orders."""
     neighbours = _neighbours(buffers)
-    rng = random.Random(0)
-    best_order: list[int] = []
-    best: list[int] = []
-    best_size = -1
-
-    def consider(order: list[int]) -> None:
-        nonlocal best, best_order, best_size
-        for is_best_fit in (True, False):
-            offsets = _place(buffers, neighbours, order, is_best_fit)
-            size = _size_bytes(buffers, offsets)
-            if best_size < 0 or size < best_size:
-                best, best_order, best_size = offsets, list(order), size
-
-    for key in _ORDERS:
-        consider(sorted(range(len(buffers)), key=lambda i: key(buffers[i])))
-        if best_size == bound:
-            return best
-    for _ in range(SHUFFLED_BUFFERS // max(1, len(buffers))):
-        order = list(best_order)
-        for _ in range(rng.randint(1, 3)):
-            order.insert(rng.randrange(len(order)), order.pop(rng.randrange(len(order))))
-        consider(order)
-        if best_size == bound:
-            return best
-    return best
+    return min(
+        (
+            _place(buffers, neighbours, sorted(range(len(buffers)), key=lambda i: key(buffers[i])), is_best_fit)
+            for key in _ORDERS
+            for is_best_fit in (True, False)
+        ),
+        key=lambda offsets: _size_bytes(buffers, offsets),
+    )
 
 
 def _neighbours(buffers: Sequence[ArenaBuffer]) -> list[list[int]]:
