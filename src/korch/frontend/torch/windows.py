@@ -111,30 +111,16 @@ def _integer_transposed(
     dilation: Sequence[int] = (1,),
 ) -> Any:
     """A convolution of the input with zeros between its elements, by the filters turned around."""
+    if x.is_floating_point():
+        return NotImplemented
     rank = weight.dim() - 2
     dilations, pads = _each(dilation, rank), _each(padding, rank)
-    if x.is_floating_point():
-        return _grown(x, weight, bias, _each(stride, rank), pads, _each(output_padding, rank), groups, dilations)
     for axis, s in enumerate(_each(stride, rank), x.dim() - rank):
         spread = torch.constant_pad_nd(x.unsqueeze(axis + 1), [0, 0] * (x.dim() - axis - 1) + [0, s - 1])
         x = spread.flatten(axis, axis + 1).narrow(axis, 0, (x.shape[axis] - 1) * s + 1)
     turned = weight.reshape(groups, -1, *weight.shape[1:]).transpose(1, 2).flatten(0, 1).flip(list(range(2, 2 + rank)))
     around = [d * (k - 1) - p for k, d, p in zip(weight.shape[2:], dilations, pads, strict=True)]
     return _integer_convolution(x, turned, bias, (1,), around, dilations, groups, grown=_each(output_padding, rank))
-
-
-def _grown(x: Any, weight: Any, bias: Any, *sizes: Any) -> Any:
-    """ONNX Runtime has no result that is longer by a step or more: the result without padding is grown and cut."""
-    strides, pads, more, groups, dilations = sizes
-    if all(m < s for m, s in zip(more, strides, strict=True)):
-        return NotImplemented
-    rank = len(strides)
-    whole = (aten.conv_transpose1d.default, aten.conv_transpose2d.input, aten.conv_transpose3d.input)[rank - 1](
-        x, weight, None, strides, [0] * rank, [0] * rank, groups, dilations
-    )
-    ends = [n for p, m in zip(reversed(pads), reversed(more), strict=True) for n in (-p, m - p)]
-    found = torch.constant_pad_nd(whole, ends)
-    return found if bias is None else found + bias.reshape(-1, *[1] * rank)
 
 
 def _max_pool(
