@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-COLOURS = {"onnxruntime": "#7a7f87", "openvino": "#3b78c3", "inductor": "#d9822b", "iree": "#4b9a5f", "tvm": "#8c6bb1"}
+COLOURS = {"onnxruntime": "#7a7f87", "openvino": "#3b78c3", "inductor": "#d9822b", "iree": "#4b9a5f"}
 
 
 def draw(rows: dict[str, Any], path: Path) -> None:

@@ -18,7 +18,6 @@ from korch.target import detect_target
 PACKAGES = (
     "onnxruntime",
     "openvino",
-    "onednn-cpu-gomp",
     "ortools",
     "numpy",
     "onnx",
@@ -26,7 +25,6 @@ PACKAGES = (
     "transformers",
     "iree-base-compiler",
     "iree-base-runtime",
-    "apache-tvm",
 )
 
 

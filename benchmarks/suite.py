@@ -2,7 +2,7 @@
 
     python -m benchmarks.suite [--models candy,bert] [--against onnxruntime,openvino,iree]
                                [--budget 200] [--rounds 15] [--output FILE.json] [--plot FILE.svg]
-                               (also eager, tvm and benchmarks.peers:TVM_2000)
+                               (also eager)
 
 `--models` also takes models of transformers, exported by PyTorch's exporters:
 `mobilenetv2`, `segformer_b0:dynamo`, ... (`benchmarks/models/exported.py`).
