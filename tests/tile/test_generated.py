@@ -105,6 +105,14 @@ def test_division_by_one_number(target, builder, divisor):
         np.testing.assert_array_equal(np.signbit(found[is_zero]), np.signbit(expected[is_zero]))
 
 
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_functions_of_a_kernel_share_no_rounded_numbers(kind, target, builder, rng):
+    g = Graph()
+    x, y = g.tensor(f"{kind}[40,2]"), g.tensor(f"{kind}[40,1]")
+    power = g.add("exp", [g.add("sub", [x, g.wide(y, (40, 2))])])
+    check_offers(PROVIDER, [g.group(power, g.reduce("sum", power, 1))], target, builder, rng)
+
+
 @pytest.mark.parametrize("kind", ["f32", "f64", "i32", "i64", "u8", "f16"])
 def test_comparisons_choose_lanes_without_truth_values(kind, target, builder, rng):
     g = Graph()

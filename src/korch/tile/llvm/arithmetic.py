@@ -76,6 +76,7 @@ class Arithmetic:
 
     def __init__(self, emit: Emit, isa: Isa) -> None:
         self.emit, self.isa = emit, isa
+        self._halves: dict[tuple[int, str, DType], SsaValue] = {}  # what numbers of each function were widened from
 
     def apply(self, op: str, dtype: DType, source: DType, arguments: list[SsaValue]) -> SsaValue:
         """Print an operation.
@@ -333,10 +334,15 @@ class Arithmetic:
         return self.widened(self.narrowed(x, dtype), dtype)
 
     def narrowed(self, x: SsaValue, dtype: DType) -> SsaValue:
-        """Print the 16 bits of a float32 that is rounded to nearest, ties to even."""
+        """Print the 16 bits of a float32 that is rounded to nearest, ties to even.
+
+        The instruction for bfloat16 takes subnormal numbers for 0, as that for their products does.
+        """
         emit, own = self.emit, self.functions(x.lanes)
-        if dtype is DType.F16 and self.isa.has_half:
-            return emit.bits(emit.convert("fptrunc", x, "half"), "i16")
+        if known := self._halves.get((len(emit.functions), x.text, dtype)):
+            return known
+        if self.isa.has_pairs if dtype is DType.BF16 else self.isa.has_half:
+            return emit.bits(emit.convert("fptrunc", x, "bfloat" if dtype is DType.BF16 else "half"), "i16")
         b = own.bits(x)
         if dtype is DType.BF16:
             odd = emit.op("and", emit.op("lshr", b, own.integer(16)), own.integer(1))
@@ -359,6 +365,11 @@ class Arithmetic:
 
     def widened(self, x: SsaValue, dtype: DType) -> SsaValue:
         """Print the float32 of 16 bits."""
+        wide = self._widened(x, dtype)
+        self._halves[len(self.emit.functions), wide.text, dtype] = x
+        return wide
+
+    def _widened(self, x: SsaValue, dtype: DType) -> SsaValue:
         emit, own = self.emit, self.functions(x.lanes)
         if dtype is DType.F16 and self.isa.has_half:
             return emit.convert("fpext", emit.bits(x, "half"), "float")
