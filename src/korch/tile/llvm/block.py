@@ -24,7 +24,7 @@ UNROLLED, MOST_UNROLLED = 16, 90
 UNROLL = 4
 """Otherwise, this number of terms is unrolled."""
 
-SHORT_FINISH = 12
+SHORT_FINISH = 24
 """What takes the sums is printed for each vector of them if it has at most this number of lines, else for all rows."""
 
 
