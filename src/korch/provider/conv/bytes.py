@@ -239,4 +239,5 @@ def _blocking(
     _, block, rows = min(choice(height, count) for height in heights for count in counts)
     parts = target.threads if blocks < target.threads and not contraction.batch else 1
     columns = n if parts == 1 else min(n, -(-n // (strip * parts)) * strip)
-    return ProductBlocking(min(m, block), columns, terms, (False, True), replace(registers, rows=rows), strip)
+    registers = replace(registers, rows=rows, fetches_b=terms * n > target.l1_bytes)
+    return ProductBlocking(min(m, block), columns, terms, (False, True), registers, strip)

@@ -57,6 +57,7 @@ def _blocking_of_bytes(sizes: tuple[int, int, int, int], target: Target, is_pack
     registers = largest_of_bytes(target.lanes, target.has_dot)
     if blocks.vectors == registers.vectors:
         registers = replace(registers, rows=min(registers.rows, blocks.rows))
+    registers = replace(registers, fetches_b=is_packed and terms * n > target.l1_bytes)
     strip = registers.vectors * target.lanes
     columns = n if blocks.parts == 1 else -(-n // (strip * blocks.parts)) * strip
     return ProductBlocking(blocks.block, columns, terms, (False, True), registers, strip if is_packed else 0)

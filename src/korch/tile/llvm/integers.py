@@ -90,6 +90,7 @@ class IntegerBlockPrinter(BlockPrinter):
 
         def add(q: SsaValue, *own: SsaValue) -> Sequence[SsaValue]:
             a_at, b_at = (emit.add(x, emit.times(q, step)) for x, step in zip(at, steps, strict=False))
+            self._prefetch(block, q)
             return self._added(block, (a_at, 0), (b_at, 0), own)
 
         return emit.loop(emit.index(0), self._steps, 1, add, *sums)
@@ -195,7 +196,13 @@ class IntegerPrinter(ContractPrinter):
             raise refused(f"terms of buffer {a.buffer} do not lie side by side, or are added to a tile")
 
     def _lines(self, strip: Strip, r: SsaValue) -> list[Lines]:
-        return []
+        """Print the addresses of the lines of the next strip, which are prefetched into the second-level cache."""
+        registers, terms, group = self.registers, self.printer.terms, self.step.product.group
+        if not registers.fetches_b or len(terms) > 1 or strip.vectors < registers.vectors or strip.mask is not None:
+            return []
+        size, step = registers.vectors * self.lanes * group, self.emit.index(group * self.b.steps[terms[-1].name])
+        ahead = self._lines_ahead(strip, r, (size, step), (strip.second, self.emit.index(0)))
+        return [replace(lines, locality=2) for lines in ahead]
 
     def _strip(self, strip: Strip) -> None:
         assert isinstance(self.printer, IntegerBlockPrinter)
