@@ -89,7 +89,7 @@ def test_memory_is_kept_between_rates_and_given_back_at_last(library):
     library.korch_free_memory()
     before = resident_bytes()
     for _ in range(3):
-        assert library.korch_read_rate(ctypes.c_int64(size), threads, ctypes.c_int64(2)) > 0
+        assert library.korch_memory_rate(0, ctypes.c_int64(size), threads, ctypes.c_int64(2), ctypes.c_int64(0)) > 0
         assert size // 2 < resident_bytes() - before < 2 * size
     library.korch_free_memory()
     assert resident_bytes() - before < size // 2
@@ -117,11 +117,11 @@ def test_threads_beyond_the_cores_add_nothing(quick, monkeypatch):
     assert many < 4 * few
 
 
-@pytest.mark.parametrize("name", ["read", "write", "stream"])
-def test_any_number_of_bytes_will_do(library, name):
-    rate = getattr(library, f"korch_{name}_rate")
+@pytest.mark.parametrize("kind", [module.READ, module.WRITE, module.STREAM])
+def test_any_number_of_bytes_will_do(library, kind):
     sizes = (0, 100, 511, 512, 4100, 5_000_001, (8 << 20) + 512)
-    rates = [rate(ctypes.c_int64(n), ctypes.c_int(2), ctypes.c_int64(2)) for n in sizes]
+    numbers = ctypes.c_int64(2), ctypes.c_int64(0)
+    rates = [library.korch_memory_rate(kind, ctypes.c_int64(n), ctypes.c_int(2), *numbers) for n in sizes]
     assert rates[0] == 0  # nothing fits: no rate, and no crash
     assert all(found > 0 for found in rates[4:])
 

@@ -61,7 +61,7 @@ def load_for(machine: int, *objects: bytes) -> tuple[int | None, str]:
     rows = (Loaded * len(objects))(*(Loaded(content, len(content)) for content in objects))
     error = ctypes.create_string_buffer(ERROR_BYTES)
     count, size = ctypes.c_int64(len(objects)), ctypes.c_size_t(ERROR_BYTES)
-    code = runtime().korch_load_for(machine, rows, count, error, size)
+    code = runtime().korch_load(machine, rows, count, error, size)
     return code, error.value.decode(errors="replace")
 
 

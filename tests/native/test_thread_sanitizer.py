@@ -49,7 +49,7 @@ static int sum_alone(void *state, void *const *buffers) { (void)state; return ko
 /* One thread. */
 static int count_alone(void *state, void *const *buffers) { (void)state; ++((memory *)buffers[0])->total; return 0; }
 
-static const step STEPS[] = {{write_all, NULL, write_stage, NULL, NULL, 0, 0},
+static const korch_step STEPS[] = {{write_all, NULL, write_stage, NULL, NULL, 0, 0},
                              {sum_alone, sum, NULL, NULL, NULL, 1, 0},
                              {count_alone, NULL, NULL, NULL, NULL, 2, 0}, {sum_alone, sum, NULL, NULL, NULL, 3, 0},
                              {sum_alone, NULL, NULL, NULL, NULL, 4, 1}};
@@ -59,7 +59,7 @@ static const segment SEGMENTS[] = {{0, 1}};
 #define PART(me) 2 * me, 2 * me + 2
 static const task TASKS[] = {{0, 0, PART(0), 0}, {0, 1, PART(0), 0}, {0, 0, PART(1), 1}, {0, 1, PART(1), 1},
                              {0, 0, PART(2), 1}, {0, 1, PART(2), 1}, {0, 0, 0, 0, 2}};
-static const wait WAITS[] = {{2, ENDED}, {0, ENDED}};
+static const condition WAITS[] = {{2, ENDED}, {0, ENDED}};
 static const char *const SYMBOLS[] = {"a", "b", "c", "d", "e"};
 static const korch_plan PLAN = {.steps = {5, STEPS}, .symbols = {5, SYMBOLS}, .slots = {5, SLOTS},
                                 .bindings = {5, BINDINGS},

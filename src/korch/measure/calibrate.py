@@ -167,6 +167,10 @@ class Calibration:
         return read_record(Calibration, json.loads(text), "calibration")
 
 
+READ, WRITE, STREAM = range(3)
+"""The kinds of passes over memory: the last one writes past the caches."""
+
+
 def calibrate(target: Target, end: Deadline | None = None) -> Calibration:
     """Measure the machine, which takes about three seconds if it is idle.
 
@@ -206,12 +210,12 @@ def _levels(library: ctypes.CDLL, target: Target, end: Deadline) -> tuple[tuple[
     passes = dict.fromkeys((*shared, farthest), 0.0)
     for _ in _tries(end):
         for i, size in enumerate(sizes):
-            reads[i] = max(reads[i], _rate(library, "read", size, threads))
-            writes[i] = max(writes[i], _rate(library, "write", size, threads))
+            reads[i] = max(reads[i], _rate(library, READ, size, threads))
+            writes[i] = max(writes[i], _rate(library, WRITE, size, threads))
         # A kernel may write to main memory with streaming stores, which need not read the cache lines first.
-        writes[-1] = max(writes[-1], _rate(library, "stream", farthest, threads))
+        writes[-1] = max(writes[-1], _rate(library, STREAM, farthest, threads))
         for size in passes:
-            passes[size] = max(passes[size], _pass_rate(library, size, threads))
+            passes[size] = max(passes[size], _rate(library, READ, size, threads, in_passes=True))
     kept = threads * kept_size([(n, passes[n]) for n in shared], passes[farthest])
     # A bound must hold for data that are mostly in the cache, too: main memory is assumed to begin one step later.
     limits = [target.l1_bytes * threads, all_l2_bytes, min(2 * kept, all_bytes), 0]
@@ -242,16 +246,11 @@ def kept_size(rates: Sequence[tuple[int, float]], far_rate: float) -> int:
     return max((size for size, _ in kept), default=rates[0][0])
 
 
-def _rate(library: ctypes.CDLL, name: str, size_bytes: int, threads: int) -> float:
-    function = getattr(library, f"korch_{name}_rate")
-    return float(function(ctypes.c_int64(size_bytes), _at_once(threads), ctypes.c_int64(CHUNKS)))
-
-
-def _pass_rate(library: ctypes.CDLL, size_bytes: int, threads: int) -> float:
-    """Return the rate of complete passes over memory, so that parts that are still in a cache do not raise the rate."""
-    pass_bytes = ctypes.c_int64(min(size_bytes, PASS_BYTES))
-    size, count = ctypes.c_int64(size_bytes), ctypes.c_int64(PASSES)
-    return float(library.korch_pass_rate(size, _at_once(threads), count, pass_bytes))
+def _rate(library: ctypes.CDLL, kind: int, size_bytes: int, threads: int, *, in_passes: bool = False) -> float:
+    """Return a rate of memory; of complete passes, the parts that are still in a cache do not raise the rate."""
+    chunks, chunk_bytes = (PASSES, min(size_bytes, PASS_BYTES)) if in_passes else (CHUNKS, 0)
+    numbers = ctypes.c_int64(chunks), ctypes.c_int64(chunk_bytes)
+    return float(library.korch_memory_rate(kind, ctypes.c_int64(size_bytes), _at_once(threads), *numbers))
 
 
 def _flop_rate(library: ctypes.CDLL, target: Target, end: Deadline, units: str = "flop") -> float:

@@ -26,8 +26,9 @@ int korch_loop_create(), korch_loop_run(), korch_loop_team(), korch_loop_destroy
 #define BOTH(name) AT(name), AT(name##f)
 static const entry own_entries[] = {
     AT(korch_region), AT(korch_max_threads), AT(korch_matrix_units), AT(korch_loop_create), AT(korch_loop_run),
-    AT(korch_loop_team), AT(korch_loop_destroy), AT(korch_onnxruntime_create), AT(korch_onnxruntime_run), AT(korch_onnxruntime_destroy), AT(memcpy), AT(memset),
-    AT(memmove), AT(memcmp), BOTH(sin), BOTH(cos), BOTH(tan), BOTH(asin), BOTH(acos), BOTH(atan), BOTH(sinh), BOTH(cosh),
+    AT(korch_loop_team), AT(korch_loop_destroy), AT(korch_onnxruntime_create), AT(korch_onnxruntime_run),
+    AT(korch_onnxruntime_destroy), AT(memcpy), AT(memset), AT(memmove), AT(memcmp), BOTH(sin), BOTH(cos), BOTH(tan),
+    BOTH(asin), BOTH(acos), BOTH(atan), BOTH(sinh), BOTH(cosh),
     BOTH(tanh), BOTH(asinh), BOTH(acosh), BOTH(atanh), BOTH(exp), BOTH(log), BOTH(pow), BOTH(fmod), BOTH(erf), BOTH(exp2),
     BOTH(fma), BOTH(floor), BOTH(ceil), BOTH(trunc), BOTH(rint), BOTH(nearbyint), BOTH(round)};
 
@@ -85,18 +86,11 @@ static bool read_header(linker *own, object *o) {
     return (o->sections && o->places) || korch_refuse(own, "there is no memory");
 }
 
-/* Whether a section is to be loaded; frames for exceptions are not. */
-static bool is_loaded(const object *o, const section *s) {
-    if (!(s->flags & IN_MEMORY) || s->type == UNWIND || s->type == NOTE) return false;
+/* Whether the name of a section has this beginning. */
+static bool is_named(const object *o, const section *s, const char *begin) {
     const section *const names = &o->sections[o->head.names];
-    const char *const name = (const char *)o->bytes + names->offset + s->name;
-    return names->size - s->name < 9 || memcmp(name, ".eh_frame", 9) != 0;
-}
-
-static bool is_relocated_constant(const object *o, const section *s) {
-    const section *const names = &o->sections[o->head.names];
-    const char *const name = (const char *)o->bytes + names->offset + s->name;
-    return names->size - s->name >= 12 && memcmp(name, ".data.rel.ro", 12) == 0;
+    const size_t size = strlen(begin);
+    return names->size - s->name >= size && memcmp(o->bytes + names->offset + s->name, begin, size) == 0;
 }
 
 /* Give each section a place in one of the parts. */
@@ -113,10 +107,10 @@ static bool place_sections(linker *own, object *o) {
             return korch_refuse(own, "section %d is not in it", i);
         if (!(s->flags & IN_MEMORY)) continue;
         if (s->name >= names->size) return korch_refuse(own, "the name of section %d is not in it", i);
-        if (!is_loaded(o, s)) continue;
+        if (s->type == UNWIND || s->type == NOTE || is_named(o, s, ".eh_frame")) continue; /* for exceptions */
         if (s->flags & (IS_OF_THREADS | IS_COMPRESSED)) return korch_refuse(own, "section %d is of threads, or compressed", i);
         if (s->type != BITS && s->type != NO_BITS) return korch_refuse(own, "section %d has the type %u", i, s->type);
-        const bool is_data = (s->flags & WRITABLE) && !is_relocated_constant(o, s);
+        const bool is_data = (s->flags & WRITABLE) && !is_named(o, s, ".data.rel.ro");
         if (is_data && (s->flags & IS_CODE)) return korch_refuse(own, "section %d is code that can be written", i);
         const uint64_t alignment = s->alignment ? s->alignment : 1;
         if (alignment & (alignment - 1) || alignment > MOST_ALIGNMENT)
@@ -135,7 +129,7 @@ static bool read_symbols(linker *own, object *o) {
     for (int i = 0; i < o->head.section_count; ++i) {
         const section *const s = &o->sections[i];
         if (s->type == ADDENDS && s->info < o->head.section_count && o->places[s->info].part >= 0)
-            own->far += s->size / sizeof(relocation);
+            own->distant += s->size / sizeof(relocation);
         if (s->type != SYMBOLS) continue;
         if (o->symbols || s->entry_size != sizeof(symbol) || s->link >= o->head.section_count)
             return korch_refuse(own, "its table of symbols is not as expected");
@@ -260,8 +254,8 @@ static bool allocate(linker *own) {
     korch_code *const code = own->code;
     const uint64_t page = page_bytes(), code_bytes = (own->sizes[CODE] + 15) & -(uint64_t)16;
     const uint64_t constant_bytes = (own->sizes[CONSTANTS] + 15) & -(uint64_t)16;
-    own->starts[CONSTANTS] = (code_bytes + own->far * STUB_BYTES + page - 1) & -page;
-    own->starts[DATA] = (own->starts[CONSTANTS] + constant_bytes + own->far * SLOT_BYTES + page - 1) & -page;
+    own->starts[CONSTANTS] = (code_bytes + own->distant * STUB_BYTES + page - 1) & -page;
+    own->starts[DATA] = (own->starts[CONSTANTS] + constant_bytes + own->distant * SLOT_BYTES + page - 1) & -page;
     code->size = (own->starts[DATA] + own->sizes[DATA] + page) & -page;
     code->base = code->size <= 4 * MOST_BYTES ? map(code->size) : NULL;
     uint64_t symbols = 0, names = 1;
@@ -309,10 +303,8 @@ void korch_unload(korch_code *code) {
     free(code);
 }
 
-/* The same for a machine, which may be another one: then nothing can be run. */
-KORCH_API korch_code *korch_load_for(int machine, const korch_object *objects, int64_t count, char *error,
-                                     size_t error_size) {
-    linker own = {.count = count, .machine = machine, .error = error, .error_size = error_size};
+korch_code *korch_load(int machine, const korch_object *objects, int64_t count, char *error, size_t error_size) {
+    linker own = {.count = count, .machine = machine ? machine : OWN_MACHINE, .error = error, .error_size = error_size};
     own.code = calloc(1, sizeof *own.code);
     own.objects = calloc((size_t)count + 1, sizeof(object));
     for (int64_t i = 0; own.objects && i < count; ++i) {
@@ -330,8 +322,4 @@ KORCH_API korch_code *korch_load_for(int machine, const korch_object *objects, i
     if (is_done) return own.code;
     korch_unload(own.code);
     return NULL;
-}
-
-korch_code *korch_load(const korch_object *objects, int64_t count, char *error, size_t error_size) {
-    return korch_load_for(OWN_MACHINE, objects, count, error, error_size);
 }

@@ -89,7 +89,7 @@ typedef struct {
     int64_t count;
     int machine;
     uint64_t sizes[PARTS], starts[PARTS];
-    uint64_t far; /* the number of relocations that may need a stub and a slot */
+    uint64_t distant; /* the number of relocations that may need a stub and a slot */
     char *next_stub, *next_slot;
     int at; /* the number of the object that is read */
     char *error;

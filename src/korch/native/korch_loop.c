@@ -7,16 +7,6 @@ enum { MOST_BUFFERS = 64 }; /* of a part */
 enum { DATA = -1, NONE = -2 };
 enum { ALONE, TEAM, APART };
 
-/* A kernel, and the number of its first slot. `create` and `destroy` are null if it has no state. `team` is null if it has
- * no function that several threads call. */
-typedef struct {
-    int (*run)(void *, void *const *);
-    int (*team)(void *const *, korch_member *);
-    void *(*create)(int, char *, size_t);
-    void (*destroy)(void *);
-    int64_t first_slot;
-} part;
-
 /* Memory: one of the whole kernel's buffers from a byte offset on, or the kernel's own data, or none. */
 typedef struct {
     int64_t buffer, offset;
@@ -65,7 +55,7 @@ typedef struct {
     int64_t mode, threads, trips, tensors;
     int (*team)(void *const *, korch_member *); /* the kernel's own function for several threads, or null */
     const unsigned char *data;
-    KORCH_TABLE(part) parts;
+    korch_steps parts;
     KORCH_TABLE(slot) slots;
     KORCH_TABLE(state) states;
     KORCH_TABLE(stream) streams;
@@ -74,24 +64,11 @@ typedef struct {
     KORCH_TABLE(copy) copies;
 } loop;
 
-KORCH_API void korch_loop_destroy(const loop *loop, void *states) {
-    for (int64_t i = 0; states && i < loop->parts.count; ++i)
-        if (((void **)states)[i]) loop->parts.rows[i].destroy(((void **)states)[i]);
-    free(states);
-}
+KORCH_API void korch_loop_destroy(const loop *loop, void *states) { korch_destroy_states(loop->parts, states); }
 
-/* Return the states of all parts, made for a number of threads; null if one can't be made. */
 KORCH_API void *korch_loop_create(const loop *loop, int threads, char *error, size_t error_size) {
-    void **const states = calloc((size_t)loop->parts.count + 1, sizeof(void *));
-    for (int64_t i = 0; states && i < loop->parts.count; ++i) {
-        const part *const part = &loop->parts.rows[i];
-        if (!part->create) continue;
-        states[i] = part->create(threads, error, error_size);
-        if (states[i]) continue;
-        korch_loop_destroy(loop, states);
-        return NULL;
-    }
-    return states;
+    int64_t failed;
+    return korch_create_states(loop->parts, threads, error, error_size, &failed);
 }
 
 static char *locate(const loop *loop, void *const *buffers, place at) {
@@ -138,7 +115,7 @@ static int run_trips(const loop *loop, void **states, void *const *buffers, korc
     for (int64_t trip = 0; trip < loop->trips; ++trip) {
         bind(loop, buffers, trip, at);
         for (int64_t i = 0; i < loop->parts.count; ++i) {
-            const part *const part = &loop->parts.rows[i];
+            const korch_step *const part = &loop->parts.rows[i];
             void *given[MOST_BUFFERS];
             const int64_t last = i + 1 < loop->parts.count ? part[1].first_slot : loop->slots.count;
             for (int64_t s = part->first_slot; s < last; ++s)

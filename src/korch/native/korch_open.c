@@ -83,7 +83,7 @@ static void *read_file(const char *path, int64_t *size) {
 
 enum { HEAD_BYTES = 60, SIZE_AT = 48, SIZE_DIGITS = 10, MAGIC_BYTES = 8 };
 
-/* Find the objects in an archive of `ar`; return their number, or -1 if it is damaged. `objects` may be null. */
+/* Find the objects in an archive of `ar`; return their number, or -1 if it is damaged. */
 static int64_t objects_in(const char *bytes, int64_t size, korch_object *objects) {
     int64_t count = 0;
     if (size < MAGIC_BYTES || memcmp(bytes, "!<arch>\n", MAGIC_BYTES) != 0) return -1;
@@ -94,8 +94,7 @@ static int64_t objects_in(const char *bytes, int64_t size, korch_object *objects
         const int64_t own = strtoll(digits, NULL, 10);
         at += HEAD_BYTES;
         if (own < 0 || own > size - at) return -1;
-        if (objects) objects[count] = (korch_object){bytes + at, own};
-        ++count;
+        objects[count++] = (korch_object){bytes + at, own};
         at += own + (own & 1);
     }
     return count;
@@ -103,15 +102,10 @@ static int64_t objects_in(const char *bytes, int64_t size, korch_object *objects
 
 /* Load the objects of an archive; if that fails, return null, with a message. */
 KORCH_API korch_code *korch_load_archive(const void *bytes, int64_t size, char *error, size_t error_size) {
-    const int64_t count = objects_in(bytes, size, NULL);
-    korch_object *const objects = calloc((size_t)(count > 0 ? count : 0) + 1, sizeof *objects);
-    if (count < 0 || !objects) {
-        snprintf(error, error_size, "the archive of objects is damaged");
-        free(objects);
-        return NULL;
-    }
-    objects_in(bytes, size, objects);
-    korch_code *const code = korch_load(objects, count, error, error_size);
+    korch_object *const objects = calloc((size_t)size / HEAD_BYTES + 1, sizeof *objects);
+    const int64_t count = objects ? objects_in(bytes, size, objects) : -1;
+    if (count < 0) snprintf(error, error_size, "the archive of objects is damaged");
+    korch_code *const code = count < 0 ? NULL : korch_load(0, objects, count, error, error_size);
     free(objects);
     return code;
 }

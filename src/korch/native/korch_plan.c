@@ -19,20 +19,6 @@ typedef struct {
     int64_t place, at, offset;
 } slot;
 
-/* One kernel call: its buffers are slots[first_slot], slots[first_slot + 1], and so on. `run` is null for a step that runs
- * nothing (a concatenation in place). `team` is the function that all threads of a team call; it is null for a step that
- * one thread runs, and for a step with `is_alone`, which may have threads of its own. Consecutive steps without `is_alone`
- * run in one region if at least two of them have `team`. `tasks` runs a part of a stage on the thread `me`; it is null if
- * the step is not run as tasks. */
-typedef struct {
-    int (*run)(void *state, void *const *buffers);
-    int (*team)(void *const *buffers, korch_member *own);
-    void (*tasks)(int stage, void *const *buffers, int64_t begin, int64_t end, int64_t me);
-    void *(*create)(int threads, char *error, size_t error_size);
-    void (*destroy)(void *state);
-    int64_t first_slot, is_alone;
-} step;
-
 /* A model output that no kernel writes in place. */
 typedef struct {
     int64_t output;
@@ -51,14 +37,14 @@ typedef struct {
     int64_t step, stage, begin, end, first_wait;
 } task;
 
-/* A condition to wait for: the thread of `queue` must have finished this number of tasks. */
+/* A condition of a task: the thread of `queue` must have finished this number of tasks. */
 typedef struct {
     int64_t queue, ended;
-} wait;
+} condition;
 
 struct korch_plan {
     KORCH_TABLE(korch_tensor) inputs, outputs, constants;
-    KORCH_TABLE(step) steps;
+    korch_steps steps; /* consecutive ones without `is_alone` run in one region if at least two of them have `team` */
     KORCH_TABLE(char *const) symbols;
     KORCH_TABLE(slot) slots;       /* the buffers of all steps, one step after the other */
     KORCH_TABLE(int64_t) bindings; /* the slots whose pointers differ from run to run */
@@ -66,7 +52,7 @@ struct korch_plan {
     KORCH_TABLE(segment) segments;
     KORCH_TABLE(int64_t) first_tasks;
     KORCH_TABLE(task) tasks;       /* of all queues, one queue after the other; the last one only ends `waits` */
-    KORCH_TABLE(wait) waits;
+    KORCH_TABLE(condition) waits;
     int64_t arena_bytes;
     int64_t queues;                /* one per thread, at least 1 */
 };
@@ -194,7 +180,7 @@ static void note_end(const crew *crew, const korch_member *own, int64_t i, int64
 }
 
 static void run_alone(crew *crew, int64_t i) {
-    const step *const own = &crew->h->plan->steps.rows[i];
+    const korch_step *const own = &crew->h->plan->steps.rows[i];
     if (own->run && own->run(crew->h->states[i], crew->h->table + own->first_slot)) fail(crew, i);
 }
 
@@ -202,7 +188,7 @@ static void run_alone(crew *crew, int64_t i) {
 static void await_tasks(crew *crew, const task *row, int64_t me, const uint32_t *before, const int64_t *first) {
     const korch_plan *const plan = crew->h->plan;
     for (int64_t w = row[0].first_wait; w < row[1].first_wait; ++w) {
-        const wait *const what = &plan->waits.rows[w];
+        const condition *const what = &plan->waits.rows[w];
         korch_count *const count = &crew->h->ended[what->queue];
         const uint32_t wanted = before[what->queue] + (uint32_t)what->ended;
         if (korch_is_at(count, wanted)) continue;
@@ -225,7 +211,7 @@ static int64_t run_tasks(crew *crew, const korch_member *own, int64_t number) {
     for (int64_t i = first[0]; i < first[1]; ++i) {
         const task *const row = &plan->tasks.rows[i];
         await_tasks(crew, row, own->me, before, first);
-        const step *const what = &plan->steps.rows[row->step];
+        const korch_step *const what = &plan->steps.rows[row->step];
         const int64_t since_ns = korch_traces ? korch_now_ns() : 0;
         if (failed_step(crew)) /* count it only */;
         else if (row->stage < 0) {
@@ -241,7 +227,7 @@ static int64_t run_tasks(crew *crew, const korch_member *own, int64_t number) {
 }
 
 static int64_t run_team(crew *crew, korch_member *own, int64_t i) {
-    const step *const what = &crew->h->plan->steps.rows[i];
+    const korch_step *const what = &crew->h->plan->steps.rows[i];
     if (korch_traces) korch_trace_work(-1 - i, own->me, true);
     if (what->team(table_of(crew->h, own->me) + what->first_slot, own)) fail(crew, i);
     if (korch_traces) korch_trace_work(-1 - i, own->me, false);
@@ -351,20 +337,21 @@ static int run(korch_handle *h, const void *const *inputs, void *const *outputs,
     return failed;
 }
 
-/* Create the state of each kernel; return whether all were created. */
-static bool create_states(korch_handle *h, char *error, size_t error_size) {
-    for (int64_t i = 0; i < h->plan->steps.count; ++i) {
-        const step *const own = &h->plan->steps.rows[i];
-        if (!own->create) continue;
-        char text[512] = "";
-        h->states[i] = own->create((int)h->threads, text, sizeof text);
-        if (h->states[i]) continue;
-        text[sizeof text - 1] = 0;
-        snprintf(error, error_size, "kernel %s: %s", h->plan->symbols.rows[i],
-                 text[0] ? text : "its create function gave no reason");
-        return false;
+void korch_destroy_states(korch_steps steps, void **states) {
+    for (int64_t i = steps.count; states && i-- > 0;)
+        if (states[i]) steps.rows[i].destroy(states[i]);
+    free(states);
+}
+
+void **korch_create_states(korch_steps steps, int threads, char *error, size_t error_size, int64_t *failed) {
+    void **const states = calloc((size_t)steps.count + 1, sizeof(void *));
+    for (*failed = 0; states && *failed < steps.count; ++*failed) {
+        const korch_step *const own = &steps.rows[*failed];
+        if (!own->create || (states[*failed] = own->create(threads, error, error_size))) continue;
+        korch_destroy_states(steps, states);
+        return NULL;
     }
-    return true;
+    return states;
 }
 
 /* -- The C interface ------------------------------------------------------------------------------------------------ */
@@ -404,12 +391,10 @@ KORCH_API void korch_destroy(korch_handle *h) {
         break;
     }
     pthread_mutex_unlock(&handles_mutex);
-    for (int64_t i = h->plan->steps.count; h->states && i-- > 0;)
-        if (h->states[i]) h->plan->steps.rows[i].destroy(h->states[i]);
+    korch_destroy_states(h->plan->steps, h->states);
     free(h->arena);
     free(h->constants);
     free(h->table);
-    free(h->states);
     free(h->usual_ns);
     free(h->ended);
     free(h->before);
@@ -432,15 +417,13 @@ KORCH_API korch_handle *korch_create(const korch_plan *plan, const void *const *
     h->plan = plan;
     pthread_mutex_init(&h->mutex, NULL);
     h->threads = threads;
-    const size_t steps = (size_t)plan->steps.count + 1, each = (size_t)plan->slots.count;
     h->arena = korch_allocate(plan->arena_bytes);
     h->constants = calloc((size_t)plan->constants.count + 1, sizeof(void *));
-    h->table = calloc((size_t)threads * each + 1, sizeof(void *));
-    h->states = calloc(steps, sizeof(void *));
-    h->usual_ns = calloc(steps, sizeof(int64_t));
+    h->table = calloc((size_t)threads * (size_t)plan->slots.count + 1, sizeof(void *));
+    h->usual_ns = calloc((size_t)plan->steps.count + 1, sizeof(int64_t));
     h->ended = korch_allocate(plan->queues * (int64_t)sizeof(korch_count)); /* all 0 */
     h->before = calloc((size_t)(threads + 1) * (size_t)plan->queues, sizeof(uint32_t));
-    if (!h->arena || !h->constants || !h->table || !h->states || !h->usual_ns || !h->ended || !h->before) {
+    if (!h->arena || !h->constants || !h->table || !h->usual_ns || !h->ended || !h->before) {
         snprintf(error, error_size, "out of memory: the arena needs %lld bytes", (long long)plan->arena_bytes);
         korch_destroy(h);
         return NULL;
@@ -449,9 +432,13 @@ KORCH_API korch_handle *korch_create(const korch_plan *plan, const void *const *
     for (int64_t t = 0; t < threads; ++t)
         for (int64_t i = 0; i < plan->slots.count; ++i) table_of(h, t)[i] = locate(h, &plan->slots.rows[i], t);
     const int before = korch_set_threads(threads);
-    const bool is_ready = create_states(h, error, error_size);
+    char text[512] = "its create function gave no reason";
+    int64_t failed;
+    h->states = korch_create_states(plan->steps, threads, text, sizeof text, &failed);
     korch_set_threads(before);
-    if (!is_ready) {
+    if (!h->states) {
+        text[sizeof text - 1] = 0;
+        snprintf(error, error_size, "kernel %s: %s", plan->symbols.rows[failed], text);
         korch_destroy(h);
         return NULL;
     }

@@ -7,13 +7,13 @@
 #endif
 
 enum { HUGE_PAGE = 2 << 20, BLOCK = 128 };  /* BLOCK: the floats that one iteration of a loop accesses */
-static const int64_t CHUNK_BYTES = 8 << 20; /* much longer than the clock resolution, shorter than a time slice */
+static const int64_t CHUNK_BYTES = 8 << 20;
 
 /* -- Loops for each size of vectors --------------------------------------------------------------------------------- */
 
 typedef struct {
     int lanes;
-    void (*read)(const float *at, int64_t count), (*write)(float *at, int64_t count), (*stream)(float *at, int64_t count);
+    void (*passes[3])(float *at, int64_t count); /* that read, write, and write past the caches */
     void (*multiply)(int64_t repeats);
 } loops;
 
@@ -28,10 +28,10 @@ typedef struct {
 /* Each thread's loads, stores, stores past the caches, and twelve independent chains of multiply-adds. */
 #define LOOPS(LANES, TARGET, STREAM) \
     typedef float vector##LANES __attribute__((vector_size(4 * LANES), may_alias)); \
-    TARGET static void read##LANES(const float *at, int64_t count) { \
+    TARGET static void read##LANES(float *at, int64_t count) { \
         vector##LANES sums[8] = {{0}}; \
         for (int64_t i = 0; i < count; i += 8 * LANES) \
-            for (int u = 0; u < 8; ++u) sums[u] += *(const vector##LANES *)(at + i + LANES * u); \
+            for (int u = 0; u < 8; ++u) sums[u] += *(vector##LANES *)(at + i + LANES * u); \
         for (int u = 1; u < 8; ++u) sums[0] += sums[u]; \
         KEEP(sums[0]); \
     } \
@@ -54,7 +54,7 @@ typedef struct {
             TIMES(HOLD) \
         } \
     } \
-    static const loops loops##LANES = {LANES, read##LANES, write##LANES, stream##LANES, multiply##LANES};
+    static const loops loops##LANES = {LANES, {read##LANES, write##LANES, stream##LANES}, multiply##LANES};
 #define BEGIN(i) __typeof__(b) a##i = b;
 #define STEP(i) a##i = a##i * b + b;
 #define HOLD(i) KEEP(a##i);
@@ -95,7 +95,7 @@ typedef struct rate {
     void (*chunk)(struct rate *own);
     int64_t chunks, repeats, chunk_bytes;
     double work;
-    void (*pass)(const float *at, int64_t count); /* over memory; null for arithmetic */
+    void (*pass)(float *at, int64_t count); /* over memory; null for arithmetic */
     float *memory;
     int64_t count, at; /* of its own part */
     bool is_new;
@@ -174,10 +174,13 @@ static void pass_chunk(rate *own) {
 #endif
 }
 
-/* The summed rate of passes over `bytes` of memory per thread, in bytes per second. */
-static double memory_rate(int64_t bytes, int threads, int64_t chunks, int64_t chunk_bytes,
-                          void (*pass)(const float *, int64_t)) {
-    rate own = {.chunk = pass_chunk, .chunks = chunks, .chunk_bytes = chunk_bytes, .work = (double)chunk_bytes, .pass = pass};
+/* The summed rate of passes over `bytes` of memory per thread that read (0), write (1), or write past the caches (2), in bytes
+ * per second: in chunks of `chunk_bytes`, or, if this is 0, of a size that takes much longer than the clock's resolution and
+ * less than a time slice. */
+KORCH_API double korch_memory_rate(int kind, int64_t bytes, int threads, int64_t chunks, int64_t chunk_bytes) {
+    rate own = {.chunk = pass_chunk, .chunks = chunks, .chunk_bytes = chunk_bytes ? chunk_bytes : CHUNK_BYTES};
+    own.pass = chosen->passes[kind];
+    own.work = (double)own.chunk_bytes;
     own.count = bytes / (int64_t)sizeof(float) / BLOCK * BLOCK;
     const int64_t all = own.count * threads, size = all * (int64_t)sizeof(float);
     own.memory = own.count == 0 ? NULL : kept_memory((size + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
@@ -186,24 +189,6 @@ static double memory_rate(int64_t bytes, int threads, int64_t chunks, int64_t ch
     const double found = summed_rate(threads, &own);
     if (own.is_new) kept_ones = all;
     return found;
-}
-
-/* The rates of reading, of writing, and of writing past the caches, in bytes per second: on `bytes` of memory per thread, in
- * `chunks` chunks of `chunk_bytes`, or of 8 MiB. */
-KORCH_API double korch_pass_rate(int64_t bytes, int threads, int64_t chunks, int64_t chunk_bytes) {
-    return memory_rate(bytes, threads, chunks, chunk_bytes, chosen->read);
-}
-
-KORCH_API double korch_read_rate(int64_t bytes, int threads, int64_t chunks) {
-    return memory_rate(bytes, threads, chunks, CHUNK_BYTES, chosen->read);
-}
-
-KORCH_API double korch_write_rate(int64_t bytes, int threads, int64_t chunks) {
-    return memory_rate(bytes, threads, chunks, CHUNK_BYTES, (void (*)(const float *, int64_t))chosen->write);
-}
-
-KORCH_API double korch_stream_rate(int64_t bytes, int threads, int64_t chunks) {
-    return memory_rate(bytes, threads, chunks, CHUNK_BYTES, (void (*)(const float *, int64_t))chosen->stream);
 }
 
 static void multiply_chunk(rate *own) { chosen->multiply(own->repeats); }

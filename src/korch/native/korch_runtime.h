@@ -89,6 +89,9 @@ int korch_parallel(int64_t threads, korch_job run, void *given, korch_hooks *hoo
 /* The same for a kernel's function for several threads: what kernels call. */
 KORCH_API int korch_region(int threads, int (*team)(void *const *buffers, korch_member *own), void *const *buffers);
 
+/* How many cores this process may use. */
+KORCH_API void korch_use_cores(int count);
+
 /* The number of threads for regions that do not name one, for the calling thread; set it, and return the one before. */
 KORCH_API int korch_max_threads(void);
 KORCH_API int korch_set_threads(int threads);
@@ -112,7 +115,7 @@ extern int korch_traces; /* 0: nothing, 1: regions, 2: tasks */
 int64_t korch_trace_region(void);
 void korch_trace_work(int64_t region, int64_t me, bool begins);
 void korch_trace_wait(int64_t since_ns);
-void korch_trace_task(int64_t is_wait, int64_t me, int64_t task, const int64_t *rest, int64_t since_ns);
+void korch_trace_task(bool is_wait, int64_t me, int64_t task, const int64_t *rest, int64_t since_ns);
 void korch_trace_begun(int64_t now_ns);
 
 /* -- Plans (korch_plan.c) ------------------------------------------------------------------------------------------- */
@@ -157,6 +160,25 @@ KORCH_API void korch_destroy(korch_handle *handle);
 /* A table of a plan: `korch.tile.llvm.constants` prints it. */
 #define KORCH_TABLE(type) struct { int64_t count; const type *rows; }
 
+/* One kernel call: its buffers are slots[first_slot], slots[first_slot + 1], and so on. `run` is null for a step that runs
+ * nothing (a concatenation in place). `team` is the function that all threads of a team call; it is null for a step that
+ * one thread runs, and for a step with `is_alone`, which may have threads of its own. `tasks` runs a part of a stage on the
+ * thread `me`; it is null if the step is not run as tasks. `create` and `destroy` are null if the kernel has no state. */
+typedef struct {
+    int (*run)(void *state, void *const *buffers);
+    int (*team)(void *const *buffers, korch_member *own);
+    void (*tasks)(int stage, void *const *buffers, int64_t begin, int64_t end, int64_t me);
+    void *(*create)(int threads, char *error, size_t error_size);
+    void (*destroy)(void *state);
+    int64_t first_slot, is_alone;
+} korch_step;
+
+typedef KORCH_TABLE(korch_step) korch_steps;
+
+/* Create the state of each kernel. If one can't be created, return null, with a message and its number in `failed`. */
+void **korch_create_states(korch_steps steps, int threads, char *error, size_t error_size, int64_t *failed);
+void korch_destroy_states(korch_steps steps, void **states);
+
 /* -- ONNX Runtime (korch_onnxruntime.c) ----------------------------------------------------------------------------- */
 
 /* Where the library is. The path is copied. */
@@ -173,8 +195,9 @@ typedef struct {
     int64_t size;
 } korch_object;
 
-/* Load objects; if that fails, return null, with a message in `error`. */
-KORCH_API korch_code *korch_load(const korch_object *objects, int64_t count, char *error, size_t error_size);
+/* Load objects for a machine, by ELF's number, or 0 for this one: those for another can't be run. If that fails, return null,
+ * with a message in `error`. */
+KORCH_API korch_code *korch_load(int machine, const korch_object *objects, int64_t count, char *error, size_t error_size);
 KORCH_API const void *korch_symbol(const korch_code *code, const char *name);
 KORCH_API void korch_unload(korch_code *code);
 

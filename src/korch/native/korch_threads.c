@@ -19,77 +19,22 @@
 
 /* -- Cores ---------------------------------------------------------------------------------------------------------- */
 
-enum { PATH_BYTES = 4096 };
-
-/* Read one or two numbers from a file; return how many there are. The text "max" is not a number. */
-static int read_numbers(const char *folder, const char *name, long found[2]) {
-    char path[PATH_BYTES + 64];
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    FILE *file = fopen(path, "re");
-    if (!file) return 0;
-    const int count = fscanf(file, "%ld %ld", &found[0], &found[1]);
-    fclose(file);
-    return count < 0 ? 0 : count;
-}
-
-/* The quota of a control group (cgroup v2 or v1) in cores, at least 1; `cores` if it has no quota or a larger one. */
-static int group_cores(const char *folder, int cores) {
-    long quota[2] = {0}, period[2] = {0};
-    if (read_numbers(folder, "cpu.max", quota) == 2) {
-        period[0] = quota[1];
-    } else if (read_numbers(folder, "cpu.cfs_quota_us", quota) != 1 ||
-               read_numbers(folder, "cpu.cfs_period_us", period) != 1) {
-        return cores;
-    }
-    if (quota[0] <= 0 || period[0] <= 0 || quota[0] / period[0] >= cores) return cores;
-    return quota[0] < period[0] ? 1 : (int)(quota[0] / period[0]);
-}
-
-/* Whether a comma-separated list contains the name "cpu". */
-static bool has_cpu(const char *names) {
-    for (const char *at = names; (at = strstr(at, "cpu")); at += 3)
-        if ((at == names || at[-1] == ',') && (at[3] == ',' || at[3] == 0)) return true;
-    return false;
-}
-
-/* The least quota of this process's control groups and of their ancestors; `korch.system.cores` does the same in Python.
- * A quota limits CPU time, which a spinning thread uses, too: with a quota of 2 cores on 8 cores, 8 threads run for a
- * quarter of each period and are then stopped. `root` is "", or a folder for tests. */
-KORCH_API int korch_quota_cores(const char *root, int cores) {
-    char path[PATH_BYTES + 32], line[PATH_BYTES], top[PATH_BYTES];
-    snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
-    FILE *file = fopen(path, "re");
-    if (!file) return cores;
-    while (fgets(line, sizeof line, file)) {
-        line[strcspn(line, "\n")] = 0;
-        char *names = strchr(line, ':');
-        char *group = names ? strchr(++names, ':') : NULL;
-        if (!group) continue;
-        *group++ = 0;
-        if (*names && !has_cpu(names)) continue;
-        /* cgroup v2 has no controller names. In a container, the path may be the host's: then only the root is visible. */
-        const char *const folders[] = {names, "cpu"};
-        for (int i = 0; i < (*names ? 2 : 1); ++i) {
-            const int length = snprintf(top, sizeof top, "%s/sys/fs/cgroup/%s", root, folders[i]);
-            if (length < 0 || (size_t)length + strlen(group) + 2 > sizeof top) break;
-            strcat(strcat(strcpy(path, top), "/"), group);
-            for (;;) {
-                cores = group_cores(path, cores);
-                if (strlen(path) <= (size_t)length) break;
-                *strrchr(path, '/') = 0;
-            }
-        }
-    }
-    fclose(file);
-    return cores;
-}
-
 static int cores = 1; /* that this process may use, when the library was loaded */
 
-static int affinity_cores(void) {
+KORCH_API void korch_use_cores(int count) { cores = count; }
+
+/* The cores that this process may use. The quota of a container limits the time that threads use, also those that spin: with
+ * a quota of 2 cores on 8 cores, 8 threads run for a quarter of each period and are then stopped. Here it is only found if the
+ * container has its own groups; `korch.system.cores`, which tells it to `korch_use_cores`, finds all. */
+static int found_cores(void) {
 #ifdef __linux__
     cpu_set_t found;
-    return sched_getaffinity(0, sizeof found, &found) == 0 ? CPU_COUNT(&found) : 1;
+    const int count = sched_getaffinity(0, sizeof found, &found) == 0 ? CPU_COUNT(&found) : 1;
+    long quota = 0, period = 0;
+    FILE *const file = fopen("/sys/fs/cgroup/cpu.max", "re");
+    const bool is_limited = file && fscanf(file, "%ld %ld", &quota, &period) == 2 && quota > 0 && period > 0;
+    if (file) fclose(file);
+    return !is_limited || quota / period >= count ? count : quota < period ? 1 : (int)(quota / period);
 #elif defined(_WIN32)
     const char *count = getenv("NUMBER_OF_PROCESSORS");
     return count && atoi(count) > 0 ? atoi(count) : 1;
@@ -468,7 +413,7 @@ bool korch_interrupted(void) { return false; }
 #endif
 
 __attribute__((constructor)) static void begin(void) {
-    cores = korch_quota_cores("", affinity_cores());
+    cores = found_cores();
 #ifndef _WIN32
     pthread_atfork(before_fork, after_fork, in_child);
 #endif

@@ -10,7 +10,7 @@ import ctypes
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from korch.runtime.executable import Executable
@@ -22,47 +22,35 @@ REGIONS_OF_A_KERNEL = 64
 """The most regions that are recorded for each kernel; further ones are only counted."""
 
 
-class RegionRecord(ctypes.Structure):
-    """The activity of one thread in one parallel region; the same structure as `span` in korch_trace.c."""
-
-    _fields_ = tuple((name, ctypes.c_int64) for name in ("region", "thread", "begin_ns", "end_ns", "wait_ns"))
-
-
 TASKS_OF_A_KERNEL = 256
 """The most tasks and waits that are recorded for each kernel and thread."""
 
+REGIONS, TASKS = 1, 2
+"""What is recorded."""
 
-TASK_FIELDS = ("is_wait", "thread", "task", "step", "stage", "begin", "end")
-
-
-class TaskRecord(ctypes.Structure):
-    """A task that a thread ran or waited for; the same structure as `task_span` in korch_trace.c."""
-
-    _fields_ = tuple((name, ctypes.c_int64) for name in (*TASK_FIELDS, "begin_ns", "end_ns"))
+TASK_FIELDS = ("is_wait", "thread", "number", "step", "stage", "begin", "end")
 
 
-def _task_recorder(most: int) -> Callable[[Handle, Sequence[int], Sequence[int]], list[list[int]]]:
-    """Return a function that runs a plan once and returns the tasks and waits of all threads, at most `most`."""
+class Record(ctypes.Structure):
+    """What a thread did: a part of a region, a task or a wait; the same structure as in korch_trace.c."""
 
-    def once(handle: Handle, given: Sequence[int], wanted: Sequence[int]) -> list[list[int]]:
-        spans, found, begun_ns = (TaskRecord * most)(), ctypes.c_int64(), ctypes.c_int64()
-        code = runtime().korch_watch_tasks(
-            handle.pointer,
-            pointers_of(given),
-            pointers_of(wanted),
-            spans,
-            ctypes.c_int64(most),
-            ctypes.byref(found),
-            ctypes.byref(begun_ns),
+    _fields_ = tuple(
+        (name, ctypes.c_int64)
+        for name in (
+            *("number", "thread", "is_wait", "step", "stage", "begin", "end"),
+            *("begin_ns", "end_ns", "wait_ns"),
         )
-        if code:
-            raise SystemExit(f"the run failed with code {code}")
-        return [
-            [*(getattr(s, name) for name in TASK_FIELDS), s.begin_ns - begun_ns.value, s.end_ns - begun_ns.value]
-            for s in spans[: min(found.value, most)]
-        ]
+    )
 
-    return once
+
+def _watched(traces: int, most: int, handle: Handle, *buffers: Any) -> tuple[list[Record], int, int]:
+    """Run a plan once; return what was recorded, at most some records, their number, and when the run began."""
+    records, found, begun_ns = (Record * most)(), ctypes.c_int64(), ctypes.c_int64()
+    counts = ctypes.c_int64(most), ctypes.byref(found), ctypes.byref(begun_ns)
+    code = runtime().korch_watch(traces, handle.pointer, *buffers, records, *counts)
+    if code:
+        raise SystemExit(f"the run failed with code {code}")
+    return records[: min(found.value, most)], found.value, begun_ns.value
 
 
 def serve() -> None:
@@ -78,30 +66,24 @@ def serve() -> None:
     room = max(1, count) * threads * REGIONS_OF_A_KERNEL
 
     def once(handle: Handle, given: Sequence[int], wanted: Sequence[int]) -> dict[str, Any]:
-        kernel_ns, spans = (ctypes.c_int64 * count)(), (RegionRecord * room)()
-        found, begun_ns = ctypes.c_int64(), ctypes.c_int64()
-        code = runtime().korch_watch_run(
-            handle.pointer,
-            pointers_of(given),
-            pointers_of(wanted),
-            kernel_ns,
-            spans,
-            ctypes.c_int64(room),
-            ctypes.byref(found),
-            ctypes.byref(begun_ns),
-        )
-        if code:
-            raise SystemExit(f"the run failed with code {code}")
-        kept = spans[: min(found.value, room)]
+        kernel_ns = (ctypes.c_int64 * count)()
+        own = pointers_of(given), pointers_of(wanted), kernel_ns
+        records, found, begun_ns = _watched(REGIONS, room, handle, *own)
         return {
-            "begun_ns": begun_ns.value,
+            "begun_ns": begun_ns,
             "kernel_ns": list(kernel_ns),
-            "left_out": found.value - len(kept),
-            "spans": [[s.region, s.thread, s.begin_ns, s.end_ns, s.wait_ns] for s in kept],
+            "left_out": found - len(records),
+            "spans": [[r.number, r.thread, r.begin_ns, r.end_ns, r.wait_ns] for r in records],
         }
 
+    def once_as_tasks(handle: Handle, given: Sequence[int], wanted: Sequence[int]) -> list[list[int]]:
+        most = max(1, count) * threads * TASKS_OF_A_KERNEL
+        records, _, begun_ns = _watched(TASKS, most, handle, pointers_of(given), pointers_of(wanted), None)
+        return [
+            [*(getattr(r, name) for name in TASK_FIELDS), r.begin_ns - begun_ns, r.end_ns - begun_ns] for r in records
+        ]
+
     runs = [executable.hooked(arrays, once) for _ in range(task["rounds"])]
-    once_as_tasks = _task_recorder(max(1, count) * threads * TASKS_OF_A_KERNEL)
     tasks = [executable.hooked(arrays, once_as_tasks) for _ in range(task["rounds"])]
     json.dump({"runs": runs, "tasks": tasks}, answer)
     answer.close()

@@ -21,6 +21,7 @@ from korch.provider.provider import Kernel, Threading, named_kernel
 from korch.provider.teams import team_refusal
 from korch.provider.tile_kernel import comment_of
 from korch.runtime.bind import Program, Slot, SlotPlace
+from korch.runtime.source import STEP, step_row
 from korch.system.alignment import align_up
 from korch.system.content_name import content_name
 from korch.target import Target
@@ -226,9 +227,7 @@ class _Printer:
         rows: list[str] = []
         slots: list[tuple[int, ...]] = []
         for kernel, own in self.plan.kernels:
-            exist = {"run": True, "team": kernel.threading is Threading.TEAM}
-            exist |= dict.fromkeys(("create", "destroy"), kernel.has_state)
-            rows.append(f"{{ {made.kernel_functions(kernel.symbol, exist)}, i64 {len(slots)} }}")
+            rows.append(step_row(made, kernel, len(slots)))
             slots += map(self.slot, own)
         first, outputs = len(self.program.inputs), self.program.outputs
         copies = [(first + i, *self.slot(s), outputs[i][1].size_bytes) for i, s in self.program.copies]
@@ -238,7 +237,7 @@ class _Printer:
             *(f"i64 {n}" for n in (MODES.index(mode), target.threads, self.loop.trips, self.tensors)),
             "ptr @NAME_team" if mode == TEAM else "ptr null",
             made.block("data", b"".join(self.data)),
-            made.table("parts", "{ ptr, ptr, ptr, ptr, i64 }", rows),
+            made.table("parts", STEP, rows),
             *(numbers[name] for name in ("slots", "states", "streams", "fixed")),
             made.table("fills", "{ i64, i64, i64, i64, [16 x i8] }", self.fills),
             numbers["copies"],

@@ -23,6 +23,9 @@ from korch.tile.llvm.constants import Constants
 PLAN = "plan_"
 """The beginning of the name of a plan, and of its file."""
 
+STEP = "{ ptr, ptr, ptr, ptr, ptr, i64, i64 }"
+"""The type of a `korch_step`."""
+
 PLACES = list(SlotPlace)
 """The numbers of places are their positions here, as in `korch_plan.c`."""
 
@@ -46,7 +49,7 @@ def print_plan(
         _tensors(made, "inputs", program.inputs),
         _tensors(made, "outputs", program.outputs),
         _tensors(made, "constants", constants),
-        made.table("steps", "{ ptr, ptr, ptr, ptr, ptr, i64, i64 }", _steps(made, program, tasked)),
+        made.table("steps", STEP, _steps(made, program, tasked)),
         made.table("symbols", "ptr", [made.string(k.symbol).removeprefix("ptr ") for k in program.kernels]),
         made.numbers("slots", list(map(_slot, flat))),
         made.numbers("bindings", bindings),
@@ -109,14 +112,18 @@ def _has_team(kernel: Kernel) -> bool:
 def _steps(made: Constants, program: Program[Any], tasked: Container[str]) -> list[str]:
     rows, first = [], 0
     for kernel, slots in _pairs(program):
-        name = kernel.symbol
-        is_alone = bool(name) and team_refusal(kernel) is not None
-        exist = {"run": True, "team": _has_team(kernel), "task": name in tasked}
-        exist |= dict.fromkeys(("create", "destroy"), kernel.has_state)
-        functions = made.kernel_functions(name, exist if name else dict.fromkeys(exist, False))
-        rows.append(f"{{ {functions}, i64 {first}, i64 {int(is_alone)} }}")
-        first += len(slots) if name else 0
+        rows.append(step_row(made, kernel, first, is_tasked=kernel.symbol in tasked))
+        first += len(slots) if kernel.symbol else 0
     return rows
+
+
+def step_row(made: Constants, kernel: Any, first_slot: int, *, is_tasked: bool = False) -> str:
+    """Return the row of a step in a table of `STEP`s; one without a symbol runs nothing."""
+    exist = {"run": True, "team": _has_team(kernel), "task": is_tasked}
+    exist |= dict.fromkeys(("create", "destroy"), kernel.has_state)
+    functions = made.kernel_functions(kernel.symbol, exist if kernel.symbol else dict.fromkeys(exist, False))
+    is_alone = bool(kernel.symbol) and team_refusal(kernel) is not None
+    return f"{{ {functions}, i64 {first_slot}, i64 {int(is_alone)} }}"
 
 
 def _pairs(program: Program[Any]) -> Iterator[tuple[Any, tuple[Slot, ...]]]:

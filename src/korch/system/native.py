@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from korch.errors import CompileError
+from korch.system.cores import usable_cores
 from korch.system.libraries import find_onnxruntime
 from korch.system.native_build import FOLDER, build_library, find_compiler, library_path
 
@@ -53,13 +54,14 @@ def runtime() -> ctypes.CDLL:
         CompileError: it can't be compiled.
     """
     native = ctypes.CDLL(str(runtime_path()))
+    native.korch_use_cores(usable_cores())
     if path := find_onnxruntime():
         native.korch_use_onnxruntime(str(path).encode())
-    for name in ("read", "pass", "write", "stream", "flop", "split"):
+    for name in ("memory", "flop", "split"):
         getattr(native, f"korch_{name}_rate").restype = ctypes.c_double
     for name in ("time", "time_fresh", "region_ns"):
         getattr(native, f"korch_{name}").restype = ctypes.c_int64
-    for name in ("load", "load_for", "load_archive", "symbol", "create"):
+    for name in ("load", "load_archive", "symbol", "create"):
         getattr(native, f"korch_{name}").restype = ctypes.c_void_p
     return native
 
