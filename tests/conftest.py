@@ -113,7 +113,7 @@ computing for each number of threads, and another one on each machine decides wh
 def rates_are_known() -> Iterator[None]:
     """Take the rates of the machine as known in new cache folders, too; other processes read them (`calibrated`)."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("korch.measure.cpu.calibrate", lambda target, end: RATES)
+        patch.setattr("korch.measure.cpu.calibrate", lambda *_: RATES)
         yield
 
 

@@ -10,16 +10,26 @@ import pytest
 
 from korch.measure import calibrate as module
 from korch.measure.calibrate import Calibration, calibrate, kept_size, shared_sizes
+from korch.measure.rate_loops import print_rates
 from korch.system.deadline import Deadline
-from korch.system.native import runtime
+from korch.system.native import Code, runtime
 
 CORES = len(os.sched_getaffinity(0))
 
 
 @pytest.fixture
-def library(target):
-    runtime().korch_use_units(target.lanes, target.isa == "amx")
+def library():
     return runtime()
+
+
+@pytest.fixture
+def loops(target, builder):
+    return Code(builder.objects([print_rates(target)[0]]))
+
+
+def memory_rate(loops, name, size, threads):
+    numbers = ctypes.c_int64(size), ctypes.c_int(threads), ctypes.c_int64(2), ctypes.c_int64(0)
+    return runtime().korch_memory_rate(ctypes.c_void_p(loops.address(name)), *numbers)
 
 
 @pytest.fixture
@@ -31,13 +41,13 @@ def quick(target, monkeypatch):
     return dataclasses.replace(target, l3_bytes=8 << 20)
 
 
-def flop_rate(library, threads):
-    count, repeats = ctypes.c_int64(200), ctypes.c_int64(10_000)
-    return library.korch_flop_rate(ctypes.c_int(threads), count, repeats)
+def work_rate(loops, threads):
+    numbers = ctypes.c_int(threads), ctypes.c_int64(200), ctypes.c_int64(10_000), ctypes.c_double(1.0)
+    return runtime().korch_work_rate(ctypes.c_void_p(loops.address("multiply")), *numbers)
 
 
-def test_this_machine_has_rates(quick):
-    found = calibrate(quick)
+def test_this_machine_has_rates(quick, builder):
+    found = calibrate(quick, builder)
     assert [level.limit_bytes for level in found.levels][-1] == 0
     for rates in (
         [level.read_bytes_per_s for level in found.levels],
@@ -51,11 +61,11 @@ def test_this_machine_has_rates(quick):
 
 
 @pytest.mark.parametrize(("left_s", "tries"), [(-1.0, 1), (1000.0, 3)])
-def test_after_the_end_each_rate_is_tried_once(quick, monkeypatch, left_s, tries):
+def test_after_the_end_each_rate_is_tried_once(quick, builder, monkeypatch, left_s, tries):
     found, rate = [], module._rate
     monkeypatch.setattr(module, "TRIES", 3)
-    monkeypatch.setattr(module, "_rate", lambda *args: found.append(args[1:3]) or rate(*args))
-    assert calibrate(quick, Deadline.after(left_s, time.monotonic())).rate_flop_per_s > 1e6
+    monkeypatch.setattr(module, "_rate", lambda *args, **more: found.append((*args[1:3], *more)) or rate(*args, **more))
+    assert calibrate(quick, builder, Deadline.after(left_s, time.monotonic())).rate_flop_per_s > 1e6
     assert {found.count(one) for one in set(found)} == {tries}
 
 
@@ -84,44 +94,43 @@ def roomy_heap():
 
 
 @pytest.mark.usefixtures("roomy_heap")
-def test_memory_is_kept_between_rates_and_given_back_at_last(library):
-    size, threads = 64 << 20, ctypes.c_int(1)
+def test_memory_is_kept_between_rates_and_given_back_at_last(library, loops):
+    size = 64 << 20
     library.korch_free_memory()
     before = resident_bytes()
     for _ in range(3):
-        assert library.korch_memory_rate(0, ctypes.c_int64(size), threads, ctypes.c_int64(2), ctypes.c_int64(0)) > 0
+        assert memory_rate(loops, "read", size, 1) > 0
         assert size // 2 < resident_bytes() - before < 2 * size
     library.korch_free_memory()
     assert resident_bytes() - before < size // 2
 
 
-def test_the_count_of_threads_is_the_callers_again(library, quick):
+def test_the_count_of_threads_is_the_callers_again(library, quick, builder):
     first = library.korch_set_threads(ctypes.c_int(3))
     try:
-        calibrate(quick)
+        calibrate(quick, builder)
         assert library.korch_set_threads(ctypes.c_int(first)) == 3
     finally:
         library.korch_set_threads(ctypes.c_int(first))
 
 
-def test_threads_that_wait_for_a_core_spoil_no_rate(library):
+def test_threads_that_wait_for_a_core_spoil_no_rate(loops):
     """Eight threads a core: each is waiting for seven eighths of the time."""
-    alone, oversubscribed = flop_rate(library, 1), flop_rate(library, 8 * CORES)
+    alone, oversubscribed = work_rate(loops, 1), work_rate(loops, 8 * CORES)
     assert oversubscribed > 2 * CORES * alone
 
 
-def test_threads_beyond_the_cores_add_nothing(quick, monkeypatch):
+def test_threads_beyond_the_cores_add_nothing(quick, builder, monkeypatch):
     """Eight times the rate would be wrong, but neighbours come and go between the two."""
     monkeypatch.setattr(module, "TRIES", 4)
-    few, many = (calibrate(dataclasses.replace(quick, threads=n * CORES)).rate_flop_per_s for n in (1, 8))
+    few, many = (calibrate(dataclasses.replace(quick, threads=n * CORES), builder).rate_flop_per_s for n in (1, 8))
     assert many < 4 * few
 
 
-@pytest.mark.parametrize("kind", [module.READ, module.WRITE, module.STREAM])
-def test_any_number_of_bytes_will_do(library, kind):
+@pytest.mark.parametrize("name", ["read", "write", "stream"])
+def test_any_number_of_bytes_will_do(loops, name):
     sizes = (0, 100, 511, 512, 4100, 5_000_001, (8 << 20) + 512)
-    numbers = ctypes.c_int64(2), ctypes.c_int64(0)
-    rates = [library.korch_memory_rate(kind, ctypes.c_int64(n), ctypes.c_int(2), *numbers) for n in sizes]
+    rates = [memory_rate(loops, name, size, 2) for size in sizes]
     assert rates[0] == 0  # nothing fits: no rate, and no crash
     assert all(found > 0 for found in rates[4:])
 

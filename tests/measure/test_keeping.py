@@ -29,7 +29,7 @@ KILLED = Failed("killed", "the system killed it")
 
 @pytest.fixture
 def meter(tmp_path, monkeypatch):
-    monkeypatch.setattr("korch.measure.cpu.calibrate", lambda target, end: RATES)
+    monkeypatch.setattr("korch.measure.cpu.calibrate", lambda *_: RATES)
     with CpuMeter(Options(cache_folder=tmp_path), ()) as made:
         yield made
 
@@ -58,7 +58,7 @@ def test_a_calibration_that_was_measured_in_another_way_is_not_taken(meter):
 )
 def test_a_calibration_that_a_budget_shortens_is_not_kept(tmp_path, monkeypatch, budget_s, seconds, is_kept):
     """Also not for a model with large weights, which has records of its own."""
-    monkeypatch.setattr("korch.measure.cpu.calibrate", lambda target, end: RATES)
+    monkeypatch.setattr("korch.measure.cpu.calibrate", lambda *_: RATES)
     monkeypatch.setattr("korch.measure.cpu.CALIBRATION_LIMIT_S", seconds)
     with CpuMeter(Options(cache_folder=tmp_path, budget_s=budget_s), (), weights_bytes=1 << 50) as made:
         assert made.calibration == RATES and made.reads_weights_from_memory
@@ -106,7 +106,7 @@ class Broken(GeneratedProvider):
 
 @pytest.mark.uncompiled
 def test_a_kernel_that_does_not_compile_is_counted_in_each_session(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("korch.measure.cpu.calibrate", lambda target, end: RATES)
+    monkeypatch.setattr("korch.measure.cpu.calibrate", lambda *_: RATES)
     graph = parse_graph('graph(%0 "x": f32[4]) -> (%1 "y")\n%1: f32[4] = exp(%0)\n')
     group = make_group(graph, [0], [1])
     candidate = Candidate(group, "generated", Offer(*group.plain_layouts))

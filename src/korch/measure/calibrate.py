@@ -16,12 +16,14 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from korch.candidate.candidate import ALL_PAIRS
+from korch.measure.compiler import Builder
+from korch.measure.rate_loops import CHAINS, print_rates
 from korch.records import read_record
 from korch.system.deadline import Deadline
-from korch.system.native import runtime
-from korch.target import OF_COMPONENTS, Target
+from korch.system.native import Code, runtime
+from korch.target import Target
 
-FACT = "calibration-5"
+FACT = "calibration-6"
 """The name of the calibration in the database. It must change when the way of measuring changes."""
 
 MARGIN = 1.15
@@ -167,30 +169,28 @@ class Calibration:
         return read_record(Calibration, json.loads(text), "calibration")
 
 
-READ, WRITE, STREAM = range(3)
-"""The kinds of passes over memory: the last one writes past the caches."""
-
-
-def calibrate(target: Target, end: Deadline | None = None) -> Calibration:
+def calibrate(target: Target, builder: Builder, end: Deadline | None = None) -> Calibration:
     """Measure the machine, which takes about three seconds if it is idle.
 
-    `end`: when each rate is tried only once more, if it was not tried yet; rates may then be too low.
+    `builder` compiles the loops that are timed. `end`: when each rate is tried only once more, if it was not tried yet;
+    rates may then be too low.
     """
     end = end or Deadline()
-    library = runtime()
-    library.korch_use_units(ctypes.c_int(target.lanes), ctypes.c_int(target.isa == "amx"))
+    library, (source, split_work) = runtime(), print_rates(target)
+    loops = Code(builder.objects([source]))
+    has_split = split_work and (target.isa != "amx" or library.korch_matrix_units())
     before = library.korch_set_threads(ctypes.c_int(target.threads))
     try:
         nothing = [
             library.korch_time(library.korch_nothing, None, None, ctypes.c_int64(1000)) / 1e3 for _ in range(1000)
         ]
-        levels, kept_bytes = _levels(library, target, end)
+        levels, kept_bytes = _levels(loops, target, end)
         return Calibration(
             levels=levels,
-            rate_flop_per_s=_flop_rate(library, target, end) * MARGIN,
+            rate_flop_per_s=_flop_rate(loops, target, end) * MARGIN,
             launch_ns=min(nothing),
             region_ns=library.korch_region_ns(ctypes.c_int64(REGION_LIMIT_NS)),
-            split_flop_per_s=_flop_rate(library, target, end, "split") * MARGIN if target.isa in OF_COMPONENTS else 0.0,
+            split_flop_per_s=_flop_rate(loops, target, end, split_work) * MARGIN if has_split else 0.0,
             kept_bytes=kept_bytes,
         )
     finally:
@@ -198,7 +198,7 @@ def calibrate(target: Target, end: Deadline | None = None) -> Calibration:
         library.korch_set_threads(ctypes.c_int(before))
 
 
-def _levels(library: ctypes.CDLL, target: Target, end: Deadline) -> tuple[tuple[MemoryLevel, ...], int]:
+def _levels(loops: Code, target: Target, end: Deadline) -> tuple[tuple[MemoryLevel, ...], int]:
     """Return the levels of memory, and how many bytes the farthest cache keeps."""
     # A level's limit is the size of the caches of all threads; it is measured with half of that, which surely fits.
     threads, all_l2_bytes = target.threads, target.l2_bytes * target.threads
@@ -210,12 +210,12 @@ def _levels(library: ctypes.CDLL, target: Target, end: Deadline) -> tuple[tuple[
     passes = dict.fromkeys((*shared, farthest), 0.0)
     for _ in _tries(end):
         for i, size in enumerate(sizes):
-            reads[i] = max(reads[i], _rate(library, READ, size, threads))
-            writes[i] = max(writes[i], _rate(library, WRITE, size, threads))
+            reads[i] = max(reads[i], _rate(loops, "read", size, threads))
+            writes[i] = max(writes[i], _rate(loops, "write", size, threads))
         # A kernel may write to main memory with streaming stores, which need not read the cache lines first.
-        writes[-1] = max(writes[-1], _rate(library, STREAM, farthest, threads))
+        writes[-1] = max(writes[-1], _rate(loops, "stream", farthest, threads))
         for size in passes:
-            passes[size] = max(passes[size], _rate(library, READ, size, threads, in_passes=True))
+            passes[size] = max(passes[size], _rate(loops, "read", size, threads, in_passes=True))
     kept = threads * kept_size([(n, passes[n]) for n in shared], passes[farthest])
     # A bound must hold for data that are mostly in the cache, too: main memory is assumed to begin one step later.
     limits = [target.l1_bytes * threads, all_l2_bytes, min(2 * kept, all_bytes), 0]
@@ -246,18 +246,20 @@ def kept_size(rates: Sequence[tuple[int, float]], far_rate: float) -> int:
     return max((size for size, _ in kept), default=rates[0][0])
 
 
-def _rate(library: ctypes.CDLL, kind: int, size_bytes: int, threads: int, *, in_passes: bool = False) -> float:
-    """Return a rate of memory; of complete passes, the parts that are still in a cache do not raise the rate."""
+def _rate(loops: Code, name: str, size_bytes: int, threads: int, *, in_passes: bool = False) -> float:
+    """Return a rate of memory; that of complete passes is not raised by parts that are still in a cache."""
     chunks, chunk_bytes = (PASSES, min(size_bytes, PASS_BYTES)) if in_passes else (CHUNKS, 0)
     numbers = ctypes.c_int64(chunks), ctypes.c_int64(chunk_bytes)
-    return float(library.korch_memory_rate(kind, ctypes.c_int64(size_bytes), _at_once(threads), *numbers))
+    loop, size = ctypes.c_void_p(loops.address(name)), ctypes.c_int64(size_bytes)
+    return float(runtime().korch_memory_rate(loop, size, _at_once(threads), *numbers))
 
 
-def _flop_rate(library: ctypes.CDLL, target: Target, end: Deadline, units: str = "flop") -> float:
-    count, repeats = ctypes.c_int64(CHUNKS), ctypes.c_int64(10_000 if units == "flop" else 1000)
-    threads = _at_once(target.threads)
-    rate = getattr(library, f"korch_{units}_rate")
-    return max(float(rate(threads, count, repeats)) for _ in _tries(end))
+def _flop_rate(loops: Code, target: Target, end: Deadline, split_work: float = 0.0) -> float:
+    """Return the rate of multiply-adds, or that of products of components if the work of an iteration is given."""
+    name, repeats = ("multiply_split", 1000) if split_work else ("multiply", 10_000)
+    loop, work = ctypes.c_void_p(loops.address(name)), split_work or 2.0 * CHAINS * target.lanes
+    numbers = _at_once(target.threads), ctypes.c_int64(CHUNKS), ctypes.c_int64(repeats), ctypes.c_double(work)
+    return max(float(runtime().korch_work_rate(loop, *numbers)) for _ in _tries(end))
 
 
 def _tries(end: Deadline) -> Iterator[int]:

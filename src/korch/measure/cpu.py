@@ -307,7 +307,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         if known is None:
             budget_s = self.options.budget_s
             end = Deadline() if budget_s is None else Deadline.after(CALIBRATION_LIMIT_S, time.monotonic())
-            known = calibrate(self.target, end)
+            known = calibrate(self.target, self.builder, end)
             self._keeps_calibration = not end.is_over
         if self._keeps_calibration:
             self.database.put_fact(FACT, known.to_text())

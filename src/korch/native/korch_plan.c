@@ -166,9 +166,11 @@ static void note_arrival(korch_hooks *hooks) {
     own->stops = failed_step(own) || is_oversubscribed(own->oversubscription, korch_now_ns);
 }
 
-static crew made(korch_handle *h, int64_t from, int64_t end, oversubscription *oversubscription, int64_t *kernel_ns, int64_t *start_ns) {
+static crew made(korch_handle *h, int64_t from, int64_t end, oversubscription *oversubscription, int64_t *kernel_ns,
+                 int64_t *start_ns) {
     for (int64_t q = 0; q < h->plan->queues; ++q) before_of(h, h->threads)[q] = korch_count_now(&h->ended[q]);
-    return (crew){{oversubscription ? note_wait : NULL, note_arrival}, h, oversubscription, from, end, 0, false, 0, kernel_ns, start_ns};
+    const korch_hooks hooks = {oversubscription ? note_wait : NULL, note_arrival};
+    return (crew){hooks, h, oversubscription, from, end, 0, false, 0, kernel_ns, start_ns};
 }
 
 /* Record that a step has ended: now, or at `ended_ns`, when all threads had ended it. */
@@ -432,13 +434,14 @@ KORCH_API korch_handle *korch_create(const korch_plan *plan, const void *const *
     for (int64_t t = 0; t < threads; ++t)
         for (int64_t i = 0; i < plan->slots.count; ++i) table_of(h, t)[i] = locate(h, &plan->slots.rows[i], t);
     const int before = korch_set_threads(threads);
-    char text[512] = "its create function gave no reason";
+    char text[512] = "";
     int64_t failed;
     h->states = korch_create_states(plan->steps, threads, text, sizeof text, &failed);
     korch_set_threads(before);
     if (!h->states) {
         text[sizeof text - 1] = 0;
-        snprintf(error, error_size, "kernel %s: %s", plan->symbols.rows[failed], text);
+        snprintf(error, error_size, "kernel %s: %s", plan->symbols.rows[failed],
+                 text[0] ? text : "its create function gave no reason");
         korch_destroy(h);
         return NULL;
     }

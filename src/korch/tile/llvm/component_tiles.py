@@ -29,7 +29,7 @@ from korch.tile.llvm.components import ComponentPrinter
 from korch.tile.llvm.emit import SsaValue, constant
 from korch.tile.llvm.functions import fused
 from korch.tile.llvm.index import Env, both, condition, loop_inside
-from korch.tile.llvm.instructions import TILE_BYTES, TILE_ROWS, dot_of, print_tiles
+from korch.tile.llvm.instructions import TILE_BYTES, TILE_ROWS, configure_tiles, dot_of, print_tiles
 from korch.tile.llvm.splitter import LANES, PAIRS, STEP, TILE, TOP
 from korch.tile.llvm.tiles import NO, SUMS, YES, Pending, TileCore, TileTurn
 
@@ -96,7 +96,7 @@ class ComponentTilePrinter(TileCore, ComponentPrinter):
 
     def _on_units(self) -> None:
         emit, zero = self.emit, self.emit.index(0)
-        self._configure(TILE_BYTES, emit.index(TILE_ROWS), TILE_ROWS)
+        configure_tiles(emit, TILE_BYTES, emit.index(TILE_ROWS), TILE_ROWS)
         pending = self._all_turns()
         print_tiles(emit, "llvm.x86.tilerelease")
         self._finish(pending, zero, pending[-1])

@@ -6,13 +6,19 @@ from dataclasses import dataclass
 
 from korch.primitive.types import DType
 from korch.tile.ir.program import PAIR, QUAD
-from korch.tile.llvm.emit import Emit, SsaValue
+from korch.tile.llvm.emit import Emit, SsaValue, array
 
 TILES = 8
 """The number of tile registers."""
 
 TILE_ROWS, TILE_BYTES = 16, 64
 """The rows of a tile register, and the bytes of a row."""
+
+ROWS, COLUMNS = (4, 5), (6, 7)
+"""The tile registers of two tiles of rows and two of columns; register 2 r + c has the sums of tiles r and c."""
+
+ROW_BYTES_AT, ROWS_AT = 16, 48
+"""Where the configuration has the bytes of a row of each tile register (two bytes), and its rows (one byte)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,20 @@ def print_tiles(emit: Emit, name: str, *operands: SsaValue) -> None:
     """Print the call of an instruction for tile registers, which are given as numbers of 8 bits."""
     emit.declare(name, "void", *(x.type for x in operands))
     emit.effect(f"call void @{name}({', '.join(x.typed for x in operands)})")
+
+
+def configure_tiles(emit: Emit, row_bytes: int, height: SsaValue, quads: int) -> None:
+    """Print the configuration of the tile registers: sums, two tiles of rows, two of columns."""
+    numbers = [1, *[0] * (TILE_BYTES - 1)]
+    for n in range(TILES):
+        numbers[ROW_BYTES_AT + 2 * n] = row_bytes if n in ROWS else TILE_BYTES
+        numbers[ROWS_AT + n] = quads if n in COLUMNS else height.number or 0
+    place = emit.array("i8", TILE_BYTES)
+    emit.store(array("i8", numbers), place, TILE_BYTES)
+    if height.number is None:
+        for n in range(COLUMNS[0]):
+            emit.store(emit.convert("trunc", height, "i8"), emit.place("i8", place, emit.index(ROWS_AT + n)), 1)
+    print_tiles(emit, "llvm.x86.ldtilecfg", place)
 
 
 def _tiles(name: str, feature: str, a: DType, b: DType, group: int) -> DotInstruction:

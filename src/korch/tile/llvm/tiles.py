@@ -23,26 +23,29 @@ from korch.tile.analysis.tiles import STRIP, steps_of
 from korch.tile.ir.program import QUAD, Axis, refused
 from korch.tile.llvm.block import LINE_BYTES, OperandSide, SumBlock
 from korch.tile.llvm.contract import ContractPrinter
-from korch.tile.llvm.emit import SsaValue, array, constant
+from korch.tile.llvm.emit import SsaValue, constant
 from korch.tile.llvm.functions import fused
 from korch.tile.llvm.index import both
-from korch.tile.llvm.instructions import TILE_BYTES, TILE_ROWS, TILES, DotInstruction, dot_of, print_tiles
+from korch.tile.llvm.instructions import (
+    COLUMNS,
+    ROWS,
+    TILE_BYTES,
+    TILE_ROWS,
+    DotInstruction,
+    configure_tiles,
+    dot_of,
+    print_tiles,
+)
 from korch.tile.llvm.integers import IntegerPrinter
 from korch.tile.llvm.points import KernelContext
 
 READY = "korch_matrix_units"
 """The function that asks the system whether this process may use the matrix units."""
 
-ROWS, COLUMNS = (4, 5), (6, 7)
-"""The tile registers of two tiles of rows and two of columns; register 2 r + c has the sums of tiles r and c."""
-
 CHANGED, KEPT = (0, 1, 4, 2, 6, 3, 5, 7), (0, 2, 6, 1, 3, 7)
 """The order of four products and of loads of operands of the next four, if these have other rows or the same."""
 
 NO, YES = constant("i1", 0), constant("i1", 1)
-
-ROW_BYTES_AT, ROWS_AT = 16, 48
-"""Where the configuration has the bytes of a row of each tile register (two bytes), and its rows (one byte)."""
 
 LOAD = "llvm.x86.tileloadd64"
 
@@ -108,19 +111,6 @@ class TileCore(ContractPrinter):
         """Print whether the system allows this process to use the units."""
         self.emit.declared[READY] = f"declare i32 @{READY}()"
         return self.emit.test("icmp ne", self.emit.call(READY, "i32", 1), constant("i32", 0))
-
-    def _configure(self, row_bytes: int, height: SsaValue, quads: int) -> None:
-        """Print the configuration of the tile registers: sums, two tiles of rows, two of columns."""
-        emit, numbers = self.emit, [1, *[0] * (TILE_BYTES - 1)]
-        for n in range(TILES):
-            numbers[ROW_BYTES_AT + 2 * n] = row_bytes if n in ROWS else TILE_BYTES
-            numbers[ROWS_AT + n] = quads if n in COLUMNS else height.number or 0
-        place = emit.array("i8", TILE_BYTES)
-        emit.store(array("i8", numbers), place, TILE_BYTES)
-        if height.number is None:
-            for n in range(COLUMNS[0]):
-                emit.store(emit.convert("trunc", height, "i8"), emit.place("i8", place, emit.index(ROWS_AT + n)), 1)
-        print_tiles(emit, "llvm.x86.ldtilecfg", place)
 
     def _quotient(self, a: SsaValue, b: SsaValue) -> SsaValue:
         """Print a number divided by another one and rounded up; neither is negative."""
@@ -294,7 +284,7 @@ class TilePrinter(TileCore, IntegerPrinter):
     def _products(self) -> None:
         """Print the loops over pairs of tiles of rows and over strips of columns."""
         emit, zero = self.emit, self.emit.index(0)
-        self._configure(QUAD * self.quads, self.height, self.quads)
+        configure_tiles(emit, QUAD * self.quads, self.height, self.quads)
 
         def strips(body: Callable[..., Sequence[SsaValue]], *own: SsaValue) -> tuple[SsaValue, ...]:
             return emit.loop(zero, self.end, STRIP, body, *own)
