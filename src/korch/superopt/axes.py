@@ -55,27 +55,16 @@ def axes_of(places: Places) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class AxisTerm:
-    """One step of the computation.
+    """One step of the computation."""
 
-    Attributes:
-        op: "input", "number", "inside", a reduction or an elementwise operation.
-        arguments: numbers of earlier terms.
-        axes: the axes that its elements depend on, sorted.
-        places: of an input, where each dimension is read, as an expression of axes.
-        guards: conditions: "inside" is true if they hold; an input is 0 if they don't.
-        position: of an input, its position among the inputs.
-        value: of a number, its value.
-        axis: of a reduction, the axis that it reduces.
-    """
-
-    op: str
-    arguments: tuple[int, ...] = ()
-    axes: tuple[str, ...] = ()
-    places: Places = ()
-    guards: tuple[Inside, ...] = ()
-    position: int = -1
-    value: float = 0.0
-    axis: str = ""
+    op: str  # "input", "number", "inside", a reduction or an elementwise operation
+    arguments: tuple[int, ...] = ()  # numbers of earlier terms
+    axes: tuple[str, ...] = ()  # the axes that its elements depend on, sorted
+    places: Places = ()  # of an input, where each dimension is read, as an expression of axes
+    guards: tuple[Inside, ...] = ()  # conditions: "inside" is true if they hold; an input is 0 if they don't
+    position: int = -1  # of an input, its position among the inputs
+    value: float = 0.0  # of a number, its value
+    axis: str = ""  # of a reduction, the axis that it reduces
 
     @property
     def is_window(self) -> bool:
@@ -85,17 +74,11 @@ class AxisTerm:
 
 @dataclass(frozen=True)
 class Named:
-    """A computation over named axes.
+    """A computation over named axes."""
 
-    Attributes:
-        sizes: how long each axis is.
-        terms: all steps; the last one is the result.
-        result: the axis of each dimension of the result, "" for one of size 1.
-    """
-
-    sizes: dict[str, int]
-    terms: tuple[AxisTerm, ...]
-    result: tuple[str, ...]
+    sizes: dict[str, int]  # how long each axis is
+    terms: tuple[AxisTerm, ...]  # all steps; the last one is the result
+    result: tuple[str, ...]  # the axis of each dimension of the result, "" for one of size 1
 
     def is_like(self, other: Named) -> bool:
         """Return whether another computation is the same except for its sizes."""

@@ -25,15 +25,10 @@ OPERATIONS_PER_LANE = 4
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What a program for a group can save.
+    """What a program for a group can save."""
 
-    Attributes:
-        saved_ns: an upper bound of the time saved.
-        least_ns: a lower bound of the time of any program: that of its inputs, outputs and operations.
-    """
-
-    saved_ns: float
-    least_ns: float
+    saved_ns: float  # an upper bound of the time saved
+    least_ns: float  # a lower bound of the time of any program: that of its inputs, outputs and operations
 
     def is_worth_it(self, least: float = GAIN) -> bool:
         """Return whether the saved time is more than the share `least` of the total time."""

@@ -33,43 +33,27 @@ Recipe = int | tuple["str | Recipe", ...]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Expression:
-    """A step that can lead to the result.
+    """A step that can lead to the result."""
 
-    Attributes:
-        op: the last operation.
-        arguments: the classes that are read.
-        result: the class that is computed.
-        axis: of a reduction, the axis that it reduces.
-        body: elementwise steps, in order, that are fused with it: the level of threads, which is not
-            searched. The last one is the step itself if that is elementwise.
-    """
-
-    op: str
-    arguments: tuple[int, ...]
-    result: int
-    axis: str = ""
+    op: str  # the last operation
+    arguments: tuple[int, ...]  # the classes that are read
+    result: int  # the class that is computed
+    axis: str = ""  # of a reduction, the axis that it reduces
+    # elementwise steps, in order, that are fused with it: the level of threads, which is not searched. The last one is
+    # the step itself if that is elementwise.
     body: tuple[Expression, ...] = ()
 
 
 @dataclass(frozen=True)
 class Expressions:
-    """All expressions that can lead to the result.
+    """All expressions that can lead to the result."""
 
-    Attributes:
-        goal: the class of the result.
-        steps: the expressions.
-        inputs: the class of each input and condition, by the number of its term.
-        numbers: the value of each class that is a number.
-        axes: the axes of each class.
-        is_complete: whether no limit ended the saturation.
-    """
-
-    goal: int
-    steps: tuple[Expression, ...]
-    inputs: Mapping[int, int]
-    numbers: Mapping[int, float]
-    axes: Mapping[int, tuple[str, ...]]
-    is_complete: bool
+    goal: int  # the class of the result
+    steps: tuple[Expression, ...]  # the expressions
+    inputs: Mapping[int, int]  # the class of each input and condition, by the number of its term
+    numbers: Mapping[int, float]  # the value of each class that is a number
+    axes: Mapping[int, tuple[str, ...]]  # the axes of each class
+    is_complete: bool  # whether no limit ended the saturation
 
 
 def expressions(computation: Named, joins: bool = True) -> Expressions:

@@ -38,19 +38,12 @@ LATE = "no time is left for the superoptimizer"
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What the search verifies and offers for a group.
+    """What the search verifies and offers for a group."""
 
-    Attributes:
-        cuts: the most cuts of each block graph that are emitted.
-        worth: programs with more than this many times the least estimate are not verified.
-        graphs: the most block graphs that are verified.
-        programs: the most programs that are offered.
-    """
-
-    cuts: int = 2
-    worth: float = 1.3
-    graphs: int = 8
-    programs: int = 4
+    cuts: int = 2  # the most cuts of each block graph that are emitted
+    worth: float = 1.3  # programs with more than this many times the least estimate are not verified
+    graphs: int = 8  # the most block graphs that are verified
+    programs: int = 4  # the most programs that are offered
 
 
 DEFAULT_EFFORT = Effort()
@@ -58,21 +51,14 @@ DEFAULT_EFFORT = Effort()
 
 @dataclass(frozen=True)
 class FoundProgram:
-    """A verified program of a group.
+    """A verified program of a group."""
 
-    Attributes:
-        text: the program.
-        packed: positions of constant inputs that are packed in panels, each with the columns of a panel.
-        turns: the number of iterations of its loop; 1 if there is none.
-        steps: its block graph, a line for each step.
-        estimate_ns: its estimated time.
-    """
-
-    text: str
+    text: str  # the program
+    # positions of constant inputs that are packed in panels, each with the columns of a panel
     packed: tuple[tuple[int, int], ...]
-    turns: int
-    steps: tuple[str, ...]
-    estimate_ns: float
+    turns: int  # the number of iterations of its loop; 1 if there is none
+    steps: tuple[str, ...]  # its block graph, a line for each step
+    estimate_ns: float  # its estimated time
 
     @property
     def program(self) -> TileProgram:
@@ -87,25 +73,15 @@ class FoundProgram:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of a search for a group.
+    """The result of a search for a group."""
 
-    Attributes:
-        programs: the best first.
-        visited: the number of prefixes that were visited.
-        pruned: how many prefixes were pruned, by rule.
-        refused: how many block graphs were refused, by reason.
-        seconds: the duration of the search.
-        reason: why nothing was searched, or "".
-        is_complete: whether no limit of time ended it.
-    """
-
-    programs: tuple[FoundProgram, ...] = ()
-    visited: int = 0
-    pruned: Mapping[str, int] = field(default_factory=dict)
-    refused: Mapping[str, int] = field(default_factory=dict)
-    seconds: float = 0.0
-    reason: str = ""
-    is_complete: bool = True
+    programs: tuple[FoundProgram, ...] = ()  # the best first
+    visited: int = 0  # the number of prefixes that were visited
+    pruned: Mapping[str, int] = field(default_factory=dict)  # how many prefixes were pruned, by rule
+    refused: Mapping[str, int] = field(default_factory=dict)  # how many block graphs were refused, by reason
+    seconds: float = 0.0  # the duration of the search
+    reason: str = ""  # why nothing was searched, or ""
+    is_complete: bool = True  # whether no limit of time ended it
 
 
 def finding_text(finding: Finding) -> str:

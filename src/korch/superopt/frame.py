@@ -19,16 +19,11 @@ F32 = DType.F32
 
 @dataclass(frozen=True, slots=True)
 class BlockSizes:
-    """The block sizes of a block graph.
+    """The block sizes of a block graph."""
 
-    Attributes:
-        blocks: elements of each axis of the result in a task, and of the loop's axis in an iteration.
-        lanes: elements of a vector.
-        packed: positions of inputs that are packed in panels, with the columns of a panel.
-    """
-
-    blocks: Mapping[str, int]
-    lanes: int
+    blocks: Mapping[str, int]  # elements of each axis of the result in a task, and of the loop's axis in an iteration
+    lanes: int  # elements of a vector
+    # positions of inputs that are packed in panels, with the columns of a panel
     packed: Mapping[int, int] = field(default_factory=dict)
 
 

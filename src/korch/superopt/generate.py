@@ -62,69 +62,42 @@ class StepKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class BlockStep:
-    """A step of a block graph.
+    """A step of a block graph."""
 
-    Attributes:
-        kind: an elementwise operation, a reduction, or a contraction of two operands.
-        op: the operation; "reduce_sum" for a contraction.
-        operands: the values that it reads; numbers are operands, too.
-        result: the value that it computes.
-        axis: the axis that it reduces.
-        body: elementwise steps that are fused with it; the last one is the step itself if that is elementwise.
-        is_carried: whether the loop accumulates it over its iterations.
-        follows: the running maximum by whose changes a carried sum is rescaled; -1 if there is none.
-    """
-
-    kind: StepKind
-    op: str
-    operands: tuple[GraphOperand, ...]
-    result: GraphOperand
-    axis: str = ""
+    kind: StepKind  # an elementwise operation, a reduction, or a contraction of two operands
+    op: str  # the operation; "reduce_sum" for a contraction
+    operands: tuple[GraphOperand, ...]  # the values that it reads; numbers are operands, too
+    result: GraphOperand  # the value that it computes
+    axis: str = ""  # the axis that it reduces
+    # elementwise steps that are fused with it; the last one is the step itself if that is elementwise
     body: tuple[Expression, ...] = ()
-    is_carried: bool = False
-    follows: int = -1
+    is_carried: bool = False  # whether the loop accumulates it over its iterations
+    follows: int = -1  # the running maximum by whose changes a carried sum is rescaled; -1 if there is none
 
 
 @dataclass(frozen=True)
 class BlockGraph:
-    """What each task computes.
+    """What each task computes."""
 
-    Attributes:
-        loop: the axis of the loop, "" if there is none.
-        steps: in order.
-        work: arithmetic, in multiply-adds.
-    """
-
-    loop: str
-    steps: tuple[BlockStep, ...]
-    work: int
+    loop: str  # the axis of the loop, "" if there is none
+    steps: tuple[BlockStep, ...]  # in order
+    work: int  # arithmetic, in multiply-adds
 
 
 @dataclass
 class Rules:
-    """Which prefixes are pruned, and the limits of the search.
+    """Which prefixes are pruned, and the limits of the search."""
 
-    Attributes:
-        most_steps: the most steps of a block graph.
-        first_steps: block graphs of up to this many steps are searched first; they give a bound for longer ones.
-        margin: block graphs are kept up to this many times the arithmetic of the best one.
-        tile_elements: the elements of the largest tile.
-        by_expression: whether to prune prefixes with an expression that can't lead to the result.
-        by_readers: whether to prune prefixes with too many unread values.
-        by_bound: whether to prune prefixes that take too long.
-        seconds: the longest time of the search.
-        most_found: the most block graphs to return.
-    """
-
-    most_steps: int = STEPS
+    most_steps: int = STEPS  # the most steps of a block graph
+    # block graphs of up to this many steps are searched first; they give a bound for longer ones
     first_steps: int = FIRST_STEPS
-    margin: float = MARGIN
-    tile_elements: int = 1 << 18
-    by_expression: bool = True
-    by_readers: bool = True
-    by_bound: bool = True
-    seconds: float = 10.0
-    most_found: int = 64
+    margin: float = MARGIN  # block graphs are kept up to this many times the arithmetic of the best one
+    tile_elements: int = 1 << 18  # the elements of the largest tile
+    by_expression: bool = True  # whether to prune prefixes with an expression that can't lead to the result
+    by_readers: bool = True  # whether to prune prefixes with too many unread values
+    by_bound: bool = True  # whether to prune prefixes that take too long
+    seconds: float = 10.0  # the longest time of the search
+    most_found: int = 64  # the most block graphs to return
 
 
 @dataclass

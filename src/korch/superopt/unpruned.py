@@ -15,14 +15,10 @@ from korch.superopt.expressions import COMMUTATIVE, Expression, Expressions
 
 @dataclass
 class Unpruned:
-    """All steps over some operations.
+    """All steps over some operations."""
 
-    Attributes:
-        ways: the expressions that lead to the result; the axes of other classes are added to them.
-        others: the class of each other expression.
-    """
-
-    ways: Expressions
+    ways: Expressions  # the expressions that lead to the result; the axes of other classes are added to them
+    # the class of each other expression
     others: dict[tuple[str, tuple[int, ...], str], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

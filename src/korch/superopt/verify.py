@@ -35,19 +35,14 @@ ROUNDS = 4  # computations over finite fields in which each is compared, two for
 
 @dataclass(frozen=True, slots=True)
 class NumberTrial:
-    """Numbers that are tried: their size, and which inputs have a mean above or below zero.
+    """Numbers that are tried: their size, and which inputs have a mean above or below zero."""
 
-    Attributes:
-        scale: the size.
-        bit: the inputs whose position has this bit set have a mean of 2 times the size, the others
-            of -2 times: for any two inputs, there is a trial whose products are all negative.
-            None if all means are 0.
-        peak: if it is not negative, all numbers are positive, and those whose index along an axis equals it modulo
-            `PEAKS` are larger, so that each element of a row is the greatest in one trial.
-    """
-
-    scale: float
+    scale: float  # the size
+    # the inputs whose position has this bit set have a mean of 2 times the size, the others of -2 times: for any two
+    # inputs, there is a trial whose products are all negative. None if all means are 0.
     bit: int | None = None
+    # if it is not negative, all numbers are positive, and those whose index along an axis equals it modulo `PEAKS` are
+    # larger, so that each element of a row is the greatest in one trial
     peak: int = -1
 
 
@@ -68,15 +63,10 @@ TRIALS = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a program computes a graph.
+    """Whether a program computes a graph."""
 
-    Attributes:
-        is_equal: whether it does.
-        reason: why it was refused; "" if it was not.
-    """
-
-    is_equal: bool
-    reason: str = ""
+    is_equal: bool  # whether it does
+    reason: str = ""  # why it was refused; "" if it was not
 
 
 def verify(program: TileProgram, graph: PrimitiveGraph, seed: int = 0, rounds: int = ROUNDS) -> Verdict:

@@ -25,21 +25,13 @@ LEAST_COLLECTED = 1024
 
 @dataclass(frozen=True, slots=True)
 class WrittenSpan:
-    """The contiguous part of a buffer that a task writes.
+    """The contiguous part of a buffer that a task writes."""
 
-    Attributes:
-        start: the index of its first element in the buffer.
-        index: the offset in the span of the element that a point of the loops writes.
-        size: the number of elements, if the outermost loop does not end early.
-        outer: that outermost loop.
-        row: the elements that each iteration of it writes.
-    """
-
-    start: Expr
-    index: Expr
-    size: int
-    outer: Axis
-    row: int
+    start: Expr  # the index of its first element in the buffer
+    index: Expr  # the offset in the span of the element that a point of the loops writes
+    size: int  # the number of elements, if the outermost loop does not end early
+    outer: Axis  # that outermost loop
+    row: int  # the elements that each iteration of it writes
 
 
 def collected(pass_: Pass, streamed: Set[str]) -> dict[str, WrittenSpan]:

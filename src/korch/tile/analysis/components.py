@@ -54,22 +54,14 @@ class Pixels:
 
     Rows and pixels of a row that are a stride apart are those of adjacent results. Rows of an image are in classes, in
     which those of adjacent rows of results follow each other, with zeros after the last one.
-
-    Attributes:
-        strides: rows and pixels from a result to the next one.
-        dilations: rows and pixels from a position of a window to the next one.
-        window: the rows of a window.
-        pitch: the pixels of a row of the image.
-        width: the pixels that the results of a row read.
-        classes: the classes of rows.
     """
 
-    strides: tuple[int, int]
-    dilations: tuple[int, int]
-    window: int
-    pitch: int
-    width: int
-    classes: int
+    strides: tuple[int, int]  # rows and pixels from a result to the next one
+    dilations: tuple[int, int]  # rows and pixels from a position of a window to the next one
+    window: int  # the rows of a window
+    pitch: int  # the pixels of a row of the image
+    width: int  # the pixels that the results of a row read
+    classes: int  # the classes of rows
 
     @property
     def extra(self) -> int:

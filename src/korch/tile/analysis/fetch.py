@@ -35,19 +35,15 @@ LEAST_LAPS = 4
 
 @dataclass(frozen=True)
 class Fetches:
-    """What one pass prefetches. Distances are in elements ahead of the element that is accessed.
+    """What one pass prefetches. Distances are in elements ahead of the element that is accessed."""
 
-    Attributes:
-        near: by name of a load, the distance of its prefetch into the L1 cache.
-        far: by name of a load, the distance of its prefetch into the L2 cache.
-        beside: prefetches into the L1 cache that accompany the stores: (buffer, index, distance).
-        written: the same for lines that will be written.
-    """
-
+    # by name of a load, the distance of its prefetch into the L1 cache
     near: Mapping[str, int] = field(default_factory=dict)
+    # by name of a load, the distance of its prefetch into the L2 cache
     far: Mapping[str, int] = field(default_factory=dict)
+    # prefetches into the L1 cache that accompany the stores: (buffer, index, distance)
     beside: tuple[tuple[str, Expr, int], ...] = ()
-    written: tuple[tuple[str, Expr, int], ...] = ()
+    written: tuple[tuple[str, Expr, int], ...] = ()  # the same for lines that will be written
 
 
 def fetches_of(program: TileProgram, stage: Stage, pass_: Pass, streamed: Set[str], large: Set[str]) -> Fetches:

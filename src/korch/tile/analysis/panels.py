@@ -16,19 +16,12 @@ def panels(buffer: Buffer) -> Panels | None:
 
 @dataclass(frozen=True, slots=True)
 class PanelPass:
-    """A pass over the columns of one panel.
+    """A pass over the columns of one panel."""
 
-    Attributes:
-        axis: the loop over panels.
-        block: the variable with the panel's number among those of all tasks.
-        number: its value.
-        pass_: the pass, whose stores have offsets in memory.
-    """
-
-    axis: Axis
-    block: str
-    number: Expr
-    pass_: Pass
+    axis: Axis  # the loop over panels
+    block: str  # the variable with the panel's number among those of all tasks
+    number: Expr  # its value
+    pass_: Pass  # the pass, whose stores have offsets in memory
 
 
 def by_panel(program: TileProgram, pass_: Pass, grid: tuple[Axis, ...]) -> PanelPass | None:

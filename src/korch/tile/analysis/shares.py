@@ -27,21 +27,13 @@ PLACE = "place"
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How the coordinates of a stage are divided among threads.
+    """How the coordinates of a stage are divided among threads."""
 
-    Attributes:
-        parameter: the parameter that holds the number of coordinates.
-        most: the maximum number of coordinates of a task.
-        unit: the ranges of threads begin at multiples of it.
-        steps: by buffer, by how many elements the base pointer advances per coordinate.
-        tasks: the grid axis of the tasks.
-    """
-
-    parameter: str
-    most: int
-    unit: int
-    steps: Mapping[str, int]
-    tasks: str
+    parameter: str  # the parameter that holds the number of coordinates
+    most: int  # the maximum number of coordinates of a task
+    unit: int  # the ranges of threads begin at multiples of it
+    steps: Mapping[str, int]  # by buffer, by how many elements the base pointer advances per coordinate
+    tasks: str  # the grid axis of the tasks
 
 
 def by_rows(stage: Stage, shares: Shares) -> Stage | None:

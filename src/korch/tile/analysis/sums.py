@@ -33,17 +33,11 @@ from korch.tile.ir.program import (
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """A contraction with the passes that are computed in its registers.
+    """A contraction with the passes that are computed in its registers."""
 
-    Attributes:
-        step: the contraction.
-        is_zeroed: whether the step before is a pass of zeros, which then is not printed.
-        finish: the following pass that takes the sums; None if they are stored to the tile.
-    """
-
-    step: Contract
-    is_zeroed: bool = False
-    finish: Pass | None = None
+    step: Contract  # the contraction
+    is_zeroed: bool = False  # whether the step before is a pass of zeros, which then is not printed
+    finish: Pass | None = None  # the following pass that takes the sums; None if they are stored to the tile
 
 
 def sums_of(program: TileProgram, steps: Sequence[Step]) -> list[Pass | Loop | Sums]:

@@ -20,17 +20,11 @@ BYTE = 8
 
 @dataclass(frozen=True, slots=True)
 class ByteTable:
-    """A table of 16 values, indexed by the four bits of a byte that begin at bit `shift`.
+    """A table of 16 values, indexed by the four bits of a byte that begin at bit `shift`."""
 
-    Attributes:
-        byte: the name of the load of the byte.
-        shift: the position of the lowest index bit.
-        entries: the values.
-    """
-
-    byte: str
-    shift: int
-    entries: tuple[float, ...]
+    byte: str  # the name of the load of the byte
+    shift: int  # the position of the lowest index bit
+    entries: tuple[float, ...]  # the values
 
     @property
     def bits(self) -> tuple[int, ...]:

@@ -10,21 +10,13 @@ from korch.tile.ir.program import Axis, Contract, Inside, refused
 
 
 class ImageRow(NamedTuple):
-    """One row of a window.
+    """One row of a window."""
 
-    Attributes:
-        stride: the distance between the rows of adjacent positions, in elements of the image.
-        dilation: the distance between the elements of a row.
-        unit: the memory step between adjacent elements of the image.
-        before: how many elements ahead of the image's row the row of the first position begins.
-        width: the elements of an image's row.
-    """
-
-    stride: int
-    dilation: int
-    unit: int
-    before: int
-    width: int
+    stride: int  # the distance between the rows of adjacent positions, in elements of the image
+    dilation: int  # the distance between the elements of a row
+    unit: int  # the memory step between adjacent elements of the image
+    before: int  # how many elements ahead of the image's row the row of the first position begins
+    width: int  # the elements of an image's row
 
 
 def rows_of_window(step: Contract) -> dict[Axis, tuple[Inside, ...]]:

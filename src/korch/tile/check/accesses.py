@@ -14,23 +14,14 @@ from korch.tile.ir.text import format_contract, format_loop, format_op, format_s
 
 @dataclass(frozen=True)
 class Access:
-    """A read or write of elements of a buffer by each task, at one point of the program text.
+    """A read or write of elements of a buffer by each task, at one point of the program text."""
 
-    Attributes:
-        buffer: the buffer.
-        index: the index of the element.
-        guards: where one of them fails, nothing is accessed.
-        axes: the loops around the access inside the task, outermost first.
-        is_write: whether it is a write.
-        text: its line in the text form of the program.
-    """
-
-    buffer: str
-    index: Expr
-    guards: tuple[Inside, ...]
-    axes: tuple[Axis, ...]
-    is_write: bool
-    text: str
+    buffer: str  # the buffer
+    index: Expr  # the index of the element
+    guards: tuple[Inside, ...]  # where one of them fails, nothing is accessed
+    axes: tuple[Axis, ...]  # the loops around the access inside the task, outermost first
+    is_write: bool  # whether it is a write
+    text: str  # its line in the text form of the program
 
     def nest(self, stage: Stage) -> Nest:
         """Return the index with all loops around it."""

@@ -89,17 +89,12 @@ def number(value: int) -> Poly:
 
 @dataclass(frozen=True)
 class Digit:
-    """One loop variable's part of an index.
+    """One loop variable's part of an index."""
 
-    Attributes:
-        step: by how much the index grows with it; not negative.
-        count: the number of values of the digit.
-        task: how it determines the task: (grid variable, consecutive values of the digit per value of
-            that variable, negative if they are counted from the end), or None if it does not.
-    """
-
-    step: Poly
-    count: Poly
+    step: Poly  # by how much the index grows with it; not negative
+    count: Poly  # the number of values of the digit
+    # how it determines the task: (grid variable, consecutive values of the digit per value of that variable, negative
+    # if they are counted from the end), or None if it does not
     task: tuple[str, int] | None = None
 
 

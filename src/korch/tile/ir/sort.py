@@ -14,24 +14,15 @@ class Sort:
     """Sorts rows by group into blocks, each of which holds rows of one group only.
 
     A negative key counts from the last group; keys out of range are clipped. Within a group, rows keep their order.
-
-    Attributes:
-        keys: the buffer with the group number of each row, integers.
-        rows: the number of rows.
-        groups: the number of groups.
-        block: the capacity of a block in rows.
-        order: the output buffer with the row number at each position of each block, -1 for none.
-        group: the output buffer with the group of each block, -1 for a block without rows.
-        count: the output buffer with the number of rows of each block.
     """
 
-    keys: str
-    rows: int
-    groups: int
-    block: int
-    order: str
-    group: str
-    count: str
+    keys: str  # the buffer with the group number of each row, integers
+    rows: int  # the number of rows
+    groups: int  # the number of groups
+    block: int  # the capacity of a block in rows
+    order: str  # the output buffer with the row number at each position of each block, -1 for none
+    group: str  # the output buffer with the group of each block, -1 for a block without rows
+    count: str  # the output buffer with the number of rows of each block
 
     @property
     def blocks(self) -> int:
@@ -66,24 +57,15 @@ class Top:
     """Selects the largest or smallest elements of each row, sorted, and their positions; one task per row.
 
     Equal elements keep their order, and NaN is greater than all numbers.
-
-    Attributes:
-        source: the buffer with the rows.
-        rows: the number of rows.
-        size: the number of elements per row.
-        count: how many elements of a row are selected.
-        is_largest: whether the largest are selected, else the smallest.
-        values: the output buffer for the elements, "" for none.
-        places: the output buffer for their positions in the row, 64-bit integers, "" for none.
     """
 
-    source: str
-    rows: int
-    size: int
-    count: int
-    is_largest: bool
-    values: str
-    places: str
+    source: str  # the buffer with the rows
+    rows: int  # the number of rows
+    size: int  # the number of elements per row
+    count: int  # how many elements of a row are selected
+    is_largest: bool  # whether the largest are selected, else the smallest
+    values: str  # the output buffer for the elements, "" for none
+    places: str  # the output buffer for their positions in the row, 64-bit integers, "" for none
 
     @property
     def read(self) -> tuple[str, int]:

@@ -30,21 +30,13 @@ SHORT_FINISH = 24
 
 @dataclass(frozen=True)
 class OperandSide:
-    """An operand of a contraction.
+    """An operand of a contraction."""
 
-    Attributes:
-        buffer: its buffer.
-        kind: the type in which this stores elements.
-        at: the address of the first element.
-        steps: the memory step along each axis.
-        is_panel: whether it is in panels, whose rows are whole vectors.
-    """
-
-    buffer: str
-    kind: str
-    at: SsaValue
-    steps: Steps
-    is_panel: bool
+    buffer: str  # its buffer
+    kind: str  # the type in which this stores elements
+    at: SsaValue  # the address of the first element
+    steps: Steps  # the memory step along each axis
+    is_panel: bool  # whether it is in panels, whose rows are whole vectors
 
     @property
     def size_bytes(self) -> int:
@@ -54,46 +46,29 @@ class OperandSide:
 
 @dataclass(frozen=True)
 class Lines:
-    """Cache lines to prefetch.
+    """Cache lines to prefetch."""
 
-    Attributes:
-        at: the address of those of the first term.
-        step: the step from term to term, in bytes.
-        each: how many adjacent ones per term.
-        locality: the level of the cache, as LLVM counts them.
-    """
-
-    at: SsaValue
-    step: SsaValue
-    each: int
-    locality: int = 3
+    at: SsaValue  # the address of those of the first term
+    step: SsaValue  # the step from term to term, in bytes
+    each: int  # how many adjacent ones per term
+    locality: int = 3  # the level of the cache, as LLVM counts them
 
 
 @dataclass(frozen=True)
 class SumBlock:
-    """A block of sums in registers.
+    """A block of sums in registers."""
 
-    Attributes:
-        row: its first row.
-        rows: the number of rows.
-        column: its first column.
-        vectors: vectors of columns of each row.
-        first: for each row, an address in the first operand and the distance from it in elements.
-        second: the address of its columns of the second operand.
-        mask: which lanes of the last vector exist; None for all.
-        group: returns the value of the outer of two axes of rows, given the number of a row in the block.
-        lines: what is prefetched with its terms.
-    """
-
-    row: SsaValue
-    rows: int
-    column: SsaValue
-    vectors: int
+    row: SsaValue  # its first row
+    rows: int  # the number of rows
+    column: SsaValue  # its first column
+    vectors: int  # vectors of columns of each row
+    # for each row, an address in the first operand and the distance from it in elements
     first: Sequence[tuple[SsaValue, int]]
-    second: SsaValue
-    mask: SsaValue | None
+    second: SsaValue  # the address of its columns of the second operand
+    mask: SsaValue | None  # which lanes of the last vector exist; None for all
+    # returns the value of the outer of two axes of rows, given the number of a row in the block
     group: Callable[[int], SsaValue]
-    lines: Sequence[Lines] = ()
+    lines: Sequence[Lines] = ()  # what is prefetched with its terms
 
     @property
     def places(self) -> list[tuple[int, int]]:
@@ -107,31 +82,18 @@ class SumBlock:
 
 @dataclass
 class BlockPrinter:
-    """Prints the blocks of one contraction.
+    """Prints the blocks of one contraction."""
 
-    Attributes:
-        context: the kernel.
-        registers: the sizes of blocks.
-        sides: the accumulator and both operands.
-        rows: the axes of rows.
-        terms: the axes of terms.
-        vector: the step between adjacent vectors of the second operand.
-        count: how many of the innermost terms there are.
-        finish: prints what takes the sums; None if they are stored.
-        is_zeroed: whether sums begin with 0.
-        rescale: the factors by which the sums of the rows are multiplied first, or None.
-    """
-
-    context: KernelContext
-    registers: Registers
-    sides: tuple[OperandSide, OperandSide, OperandSide]
-    rows: Sequence[Axis]
-    terms: Sequence[Axis]
-    vector: int
-    count: SsaValue
-    finish: SumsPrinter | None
-    is_zeroed: bool = True
-    rescale: OperandSide | None = None
+    context: KernelContext  # the kernel
+    registers: Registers  # the sizes of blocks
+    sides: tuple[OperandSide, OperandSide, OperandSide]  # the accumulator and both operands
+    rows: Sequence[Axis]  # the axes of rows
+    terms: Sequence[Axis]  # the axes of terms
+    vector: int  # the step between adjacent vectors of the second operand
+    count: SsaValue  # how many of the innermost terms there are
+    finish: SumsPrinter | None  # prints what takes the sums; None if they are stored
+    is_zeroed: bool = True  # whether sums begin with 0
+    rescale: OperandSide | None = None  # the factors by which the sums of the rows are multiplied first, or None
 
     def __post_init__(self) -> None:
         self.emit, self.lanes = self.context.emit, self.context.lanes

@@ -61,14 +61,11 @@ def refused_components(program: TileProgram, step: Contract, *, on_units: bool) 
 
 @dataclass
 class SplitBlockPrinter(BlockPrinter):
-    """Prints the blocks of a contraction of components.
+    """Prints the blocks of a contraction of components."""
 
-    Attributes:
-        turns: the loops over steps of terms: their count, and the distances in both operands.
-        factors: prints the factors of a block's columns, given an index of the first loop; None if there are none.
-    """
-
+    # the loops over steps of terms: their count, and the distances in both operands
     turns: Sequence[tuple[SsaValue, int, int]] = ()
+    # prints the factors of a block's columns, given an index of the first loop; None if there are none
     factors: Callable[[SsaValue, SumBlock], list[SsaValue]] | None = None
 
     def _outer(

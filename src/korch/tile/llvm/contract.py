@@ -49,20 +49,13 @@ def refused_contraction(program: TileProgram, step: Contract) -> str:
 
 @dataclass(frozen=True)
 class Strip:
-    """Vectors of columns, for which all rows are computed.
+    """Vectors of columns, for which all rows are computed."""
 
-    Attributes:
-        column: the first column.
-        vectors: how many.
-        second: the address of their first elements of the second operand.
-        mask: which lanes of the last vector exist; None for all.
-        following: the address of the next whole strip of the second operand, and whether there is none.
-    """
-
-    column: SsaValue
-    vectors: int
-    second: SsaValue
-    mask: SsaValue | None = None
+    column: SsaValue  # the first column
+    vectors: int  # how many
+    second: SsaValue  # the address of their first elements of the second operand
+    mask: SsaValue | None = None  # which lanes of the last vector exist; None for all
+    # the address of the next whole strip of the second operand, and whether there is none
     following: tuple[SsaValue, SsaValue] | None = None
 
 

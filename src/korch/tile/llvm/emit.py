@@ -29,19 +29,12 @@ FLOATS = ("half", "float", "double")
 
 
 class SsaValue(NamedTuple):
-    """A value, or a constant.
+    """A value, or a constant."""
 
-    Attributes:
-        text: its name, or the number.
-        kind: the type of an element: float, i32, ptr, and so on.
-        lanes: the number of elements; 1 for a scalar.
-        depth: the number of the scope from which on it is known; 0 is the function's entry.
-    """
-
-    text: str
-    kind: str
-    lanes: int = 1
-    depth: int = 0
+    text: str  # its name, or the number
+    kind: str  # the type of an element: float, i32, ptr, and so on
+    lanes: int = 1  # the number of elements; 1 for a scalar
+    depth: int = 0  # the number of the scope from which on it is known; 0 is the function's entry
 
     @property
     def type(self) -> str:

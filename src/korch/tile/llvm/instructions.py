@@ -23,29 +23,19 @@ ROW_BYTES_AT, ROWS_AT = 16, 48
 
 @dataclass(frozen=True, slots=True)
 class DotInstruction:
-    """An instruction that adds the product of a (rows, terms) and b (terms, columns) to sums (rows, columns).
+    """An instruction that adds the product of a (rows, terms) and b (terms, columns) to sums (rows, columns)."""
 
-    Attributes:
-        name: LLVM's name.
-        feature: LLVM's name of the extension that has it.
-        a: the element type of the first operand.
-        b: that of the second operand.
-        rows: rows of sums.
-        columns: columns of sums.
-        terms: the terms of each sum.
-        group: adjacent elements of each operand, the terms that one number of 32 bits holds. The first operand has
-            groups in rows; the second has the groups of all columns for each group of terms.
-        in_tiles: whether operands and sums are tile registers; else vectors, of which the first repeats one group.
-    """
-
-    name: str
-    feature: str
-    a: DType
-    b: DType
-    rows: int
-    columns: int
-    terms: int
+    name: str  # LLVM's name
+    feature: str  # LLVM's name of the extension that has it
+    a: DType  # the element type of the first operand
+    b: DType  # that of the second operand
+    rows: int  # rows of sums
+    columns: int  # columns of sums
+    terms: int  # the terms of each sum
+    # adjacent elements of each operand, the terms that one number of 32 bits holds. The first operand has groups in
+    # rows; the second has the groups of all columns for each group of terms.
     group: int
+    # whether operands and sums are tile registers; else vectors, of which the first repeats one group
     in_tiles: bool = False
 
     def add(self, emit: Emit, total: SsaValue, a: SsaValue, b: SsaValue) -> SsaValue:

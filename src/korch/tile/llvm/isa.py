@@ -11,17 +11,11 @@ _VNNI = (*_AVX512, "avx512vnni")
 
 @dataclass(frozen=True, slots=True)
 class Isa:
-    """An instruction set.
+    """An instruction set."""
 
-    Attributes:
-        name: its name in a target.
-        triple: LLVM's name of the architecture and the system.
-        features: LLVM's names of its extensions.
-    """
-
-    name: str
-    triple: str = "x86_64-unknown-linux-gnu"
-    features: tuple[str, ...] = ()
+    name: str  # its name in a target
+    triple: str = "x86_64-unknown-linux-gnu"  # LLVM's name of the architecture and the system
+    features: tuple[str, ...] = ()  # LLVM's names of its extensions
 
     @property
     def is_avx512(self) -> bool:

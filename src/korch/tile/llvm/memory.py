@@ -14,21 +14,13 @@ from korch.tile.llvm.emit import Emit, SsaValue, array, constant, type_of
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The address of an element that is read or written, and how its buffer stores elements.
+    """The address of an element that is read or written, and how its buffer stores elements."""
 
-    Attributes:
-        at: the address.
-        dtype: the element type.
-        kind: the type of a stored element.
-        floor: the scope from which on it may be read.
-        era: a number that differs between reads of which one may see other elements than the other.
-    """
-
-    at: SsaValue
-    dtype: DType
-    kind: str
-    floor: int = 0
-    era: int = 0
+    at: SsaValue  # the address
+    dtype: DType  # the element type
+    kind: str  # the type of a stored element
+    floor: int = 0  # the scope from which on it may be read
+    era: int = 0  # a number that differs between reads of which one may see other elements than the other
 
     @property
     def size_bytes(self) -> int:

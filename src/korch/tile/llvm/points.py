@@ -41,33 +41,21 @@ LONGEST_TABLE = 4096
 
 @dataclass
 class KernelContext:
-    """What all passes of a kernel are printed with.
+    """What all passes of a kernel are printed with."""
 
-    Attributes:
-        emit: the printer of instructions.
-        isa: the instruction set.
-        program: the program.
-        lanes: float32 elements in a vector register.
-        streamed: the buffers that are written past the caches.
-        large: the inputs that are too large for a core's private cache.
-        given: the buffers that the kernel only reads.
-        bases: the addresses of the buffers.
-        makers: the passes that split operands into components, by the name of the tile of components.
-        passing: the tiles of components that are computed block by block while products are computed.
-        era: the number of reads that may see different elements.
-    """
-
-    emit: Emit
-    isa: Isa
-    program: TileProgram
-    lanes: int
-    streamed: Set[str]
-    large: Set[str]
-    given: Set[str]
-    bases: dict[str, SsaValue] = field(default_factory=dict)
+    emit: Emit  # the printer of instructions
+    isa: Isa  # the instruction set
+    program: TileProgram  # the program
+    lanes: int  # float32 elements in a vector register
+    streamed: Set[str]  # the buffers that are written past the caches
+    large: Set[str]  # the inputs that are too large for a core's private cache
+    given: Set[str]  # the buffers that the kernel only reads
+    bases: dict[str, SsaValue] = field(default_factory=dict)  # the addresses of the buffers
+    # the passes that split operands into components, by the name of the tile of components
     makers: dict[str, Pass] = field(default_factory=dict)
+    # the tiles of components that are computed block by block while products are computed
     passing: Set[str] = frozenset()
-    era: int = 0
+    era: int = 0  # the number of reads that may see different elements
 
     def __post_init__(self) -> None:
         self.arithmetic = Arithmetic(self.emit, self.isa)
@@ -79,23 +67,14 @@ class KernelContext:
 
 @dataclass(frozen=True)
 class PointVector:
-    """A point of a pass, or a vector of points.
+    """A point of a pass, or a vector of points."""
 
-    Attributes:
-        env: the values of the loop variables; that of the first lane along the vector variable.
-        ranges: their ranges.
-        variable: the vector variable; "" for a single point.
-        lanes: the number of points.
-        mask: which of them exist; None for all.
-        is_aligned: whether the variable is a multiple of the number of points at the first of them.
-    """
-
-    env: Mapping[str, SsaValue]
-    ranges: Ranges
-    variable: str = ""
-    lanes: int = 1
-    mask: SsaValue | None = None
-    is_aligned: bool = False
+    env: Mapping[str, SsaValue]  # the values of the loop variables; that of the first lane along the vector variable
+    ranges: Ranges  # their ranges
+    variable: str = ""  # the vector variable; "" for a single point
+    lanes: int = 1  # the number of points
+    mask: SsaValue | None = None  # which of them exist; None for all
+    is_aligned: bool = False  # whether the variable is a multiple of the number of points at the first of them
 
 
 class PointPrinter:

@@ -67,21 +67,13 @@ MEMBER_THREADS, MEMBER_MEET = 8, 16
 
 
 class PrintedLlvm(NamedTuple):
-    """A kernel's source.
+    """A kernel's source."""
 
-    Attributes:
-        symbol: the name that it exports.
-        source: the text.
-        workspace_bytes: the size of the scratch memory that it needs.
-        thread_bytes: the private part of it per thread, if threads share no part of it; else 0.
-        is_parallel: whether it has a parallel region; else it runs in the calling thread.
-    """
-
-    symbol: str
-    source: str
-    workspace_bytes: int
-    thread_bytes: int
-    is_parallel: bool
+    symbol: str  # the name that it exports
+    source: str  # the text
+    workspace_bytes: int  # the size of the scratch memory that it needs
+    thread_bytes: int  # the private part of it per thread, if threads share no part of it; else 0
+    is_parallel: bool  # whether it has a parallel region; else it runs in the calling thread
 
 
 def refusal(program: TileProgram, target: Target) -> str:

@@ -24,21 +24,13 @@ Body = Callable[[list[PointVector]], None]
 
 @dataclass(frozen=True)
 class Span:
-    """A part of the vector axis in which no guard and no choice changes, unless lanes are masked.
+    """A part of the vector axis in which no guard and no choice changes, unless lanes are masked."""
 
-    Attributes:
-        axis: the axis.
-        low: its first element.
-        high: its end.
-        ranges: the ranges of all variables in it.
-        can_mask: whether lanes may be masked out.
-    """
-
-    axis: Axis
-    low: int
-    high: int
-    ranges: Ranges
-    can_mask: bool
+    axis: Axis  # the axis
+    low: int  # its first element
+    high: int  # its end
+    ranges: Ranges  # the ranges of all variables in it
+    can_mask: bool  # whether lanes may be masked out
 
 
 class SpanPrinter(PointPrinter):

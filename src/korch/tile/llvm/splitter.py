@@ -40,19 +40,12 @@ ODD = tuple(range(1, 2 * EDGE, 2))
 
 @dataclass(frozen=True)
 class TermPair:
-    """A pair of terms of columns.
+    """A pair of terms of columns."""
 
-    Attributes:
-        to: where its components are stored.
-        terms: both terms.
-        end: the number of terms.
-        first: what is added to the terms to get the axis of the pass.
-    """
-
-    to: SsaValue
-    terms: tuple[SsaValue, SsaValue]
-    end: SsaValue
-    first: SsaValue
+    to: SsaValue  # where its components are stored
+    terms: tuple[SsaValue, SsaValue]  # both terms
+    end: SsaValue  # the number of terms
+    first: SsaValue  # what is added to the terms to get the axis of the pass
 
 
 class OperandSplitter(PointPrinter):

@@ -68,27 +68,17 @@ Pending = Sequence[SsaValue]
 
 @dataclass(frozen=True)
 class TileTurn:
-    """Two tiles of rows and two of columns.
+    """Two tiles of rows and two of columns."""
 
-    Attributes:
-        rows: prints the address of a tile of rows, given its number, the step, and the number of the component.
-        columns: the same for columns.
-        strides: the bytes between rows of both kinds of tiles.
-        steps: the number of steps.
-        is_pair: whether the second tile of rows exists.
-        is_wide: whether the second tile of columns exists.
-        to: where the sums are stored.
-        adds: whether the products are added to the sums there.
-    """
-
+    # prints the address of a tile of rows, given its number, the step, and the number of the component
     rows: Callable[[int, SsaValue, int], SsaValue]
-    columns: Callable[[int, SsaValue, int], SsaValue]
-    strides: tuple[int, int]
-    steps: SsaValue
-    is_pair: SsaValue
-    is_wide: SsaValue
-    to: SsaValue
-    adds: SsaValue = NO
+    columns: Callable[[int, SsaValue, int], SsaValue]  # the same for columns
+    strides: tuple[int, int]  # the bytes between rows of both kinds of tiles
+    steps: SsaValue  # the number of steps
+    is_pair: SsaValue  # whether the second tile of rows exists
+    is_wide: SsaValue  # whether the second tile of columns exists
+    to: SsaValue  # where the sums are stored
+    adds: SsaValue = NO  # whether the products are added to the sums there
 
 
 class TileCore(ContractPrinter):

@@ -76,17 +76,11 @@ def _is_of_windows(step: Contract) -> bool:
 
 @dataclass(frozen=True)
 class _Tile:
-    """Some positions of a row.
+    """Some positions of a row."""
 
-    Attributes:
-        block: their sums.
-        at: the number of the first position if it is known; else all their windows are inside of the image.
-        origin: the address of the first element of the first position's window.
-    """
-
-    block: SumBlock
-    at: int | None
-    origin: SsaValue
+    block: SumBlock  # their sums
+    at: int | None  # the number of the first position if it is known; else all their windows are inside of the image
+    origin: SsaValue  # the address of the first element of the first position's window
 
 
 class WindowPrinter(ContractPrinter):

@@ -16,17 +16,11 @@ LINE_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class BufferPlace:
-    """The address of a buffer.
+    """The address of a buffer."""
 
-    Attributes:
-        position: the number of the kernel argument; the workspace comes after inputs and outputs.
-        offset_bytes: the offset from the start of that argument.
-        element_bytes: the size of an element in memory.
-    """
-
-    position: int
-    offset_bytes: int
-    element_bytes: int
+    position: int  # the number of the kernel argument; the workspace comes after inputs and outputs
+    offset_bytes: int  # the offset from the start of that argument
+    element_bytes: int  # the size of an element in memory
 
 
 def ports(body: PrimitiveGraph, layouts: Mapping[str, Layout]) -> Iterator[Buffer]:

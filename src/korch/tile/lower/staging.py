@@ -44,17 +44,12 @@ TASKS_PER_THREAD = 8
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The properties of the target that lowering needs.
+    """The properties of the target that lowering needs."""
 
-    Attributes:
-        lanes: elements of a vector.
-        threads: the number of threads.
-        is_device: whether each point is a task, as on a GPU: then every kept axis of a
-            reduction is a grid axis, and a stage without reductions is one loop nest.
-    """
-
-    lanes: int
-    threads: int
+    lanes: int  # elements of a vector
+    threads: int  # the number of threads
+    # whether each point is a task, as on a GPU: then every kept axis of a reduction is a grid axis, and a stage without
+    # reductions is one loop nest
     is_device: bool = False
 
     @classmethod

@@ -30,27 +30,16 @@ COLUMN, TAP = "c", "r"
 
 @dataclass(frozen=True, slots=True)
 class WindowRow:
-    """The positions of the windows of the last axis in a row with its borders.
+    """The positions of the windows of the last axis in a row with its borders."""
 
-    Attributes:
-        loop: the loop over the windows.
-        inner: the loop along which vectors run.
-        windows: the number of windows.
-        taps: elements per window.
-        stride: the distance between windows.
-        dilation: the distance between taps.
-        begin: elements of the border before the first column.
-        columns: the number of image elements in the row.
-    """
-
-    loop: str
-    inner: str
-    windows: int
-    taps: int
-    stride: int
-    dilation: int
-    begin: int
-    columns: int
+    loop: str  # the loop over the windows
+    inner: str  # the loop along which vectors run
+    windows: int  # the number of windows
+    taps: int  # elements per window
+    stride: int  # the distance between windows
+    dilation: int  # the distance between taps
+    begin: int  # elements of the border before the first column
+    columns: int  # the number of image elements in the row
 
     @property
     def size(self) -> int:

@@ -55,37 +55,23 @@ PRECISION = {
 
 @dataclass(frozen=True, slots=True)
 class TileBlock:
-    """A tile that is held in a variable.
+    """A tile that is held in a variable."""
 
-    Attributes:
-        name: the variable.
-        begin: the constant part of its index.
-        steps: the index steps from row to row and from column to column; 0 along a side of 1.
-        shape: rows and columns, powers of two.
-        zero: the sides (0, 1) along which elements beyond the end of the tile are 0.
-    """
-
-    name: str
-    begin: int
-    steps: tuple[int, int]
-    shape: tuple[int, int]
-    zero: frozenset[int] = frozenset()
+    name: str  # the variable
+    begin: int  # the constant part of its index
+    steps: tuple[int, int]  # the index steps from row to row and from column to column; 0 along a side of 1
+    shape: tuple[int, int]  # rows and columns, powers of two
+    zero: frozenset[int] = frozenset()  # the sides (0, 1) along which elements beyond the end of the tile are 0
 
 
 @dataclass(frozen=True, slots=True)
 class PassFrame:
-    """The rows and columns of one pass.
+    """The rows and columns of one pass."""
 
-    Attributes:
-        axes: the axis of rows and the axis of columns; None for a side of 1.
-        shape: the sides of the block, powers of two.
-        at: the Triton text of all variables.
-        masks: by side, the condition that an element is inside its axis, if the block is longer than the axis.
-    """
-
-    axes: tuple[Axis | None, Axis | None]
-    shape: tuple[int, int]
-    at: dict[str, Coordinate]
+    axes: tuple[Axis | None, Axis | None]  # the axis of rows and the axis of columns; None for a side of 1
+    shape: tuple[int, int]  # the sides of the block, powers of two
+    at: dict[str, Coordinate]  # the Triton text of all variables
+    # by side, the condition that an element is inside its axis, if the block is longer than the axis
     masks: dict[int, str] = field(default_factory=dict)
 
     @property

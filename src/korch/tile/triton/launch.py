@@ -11,15 +11,10 @@ from korch.tile.triton.text import Text
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """How a stage with contractions or loops is printed and launched.
+    """How a stage with contractions or loops is printed and launched."""
 
-    Attributes:
-        warps: the warps per program.
-        stages: the number of pipeline stages of a loop (Triton's `num_stages`).
-    """
-
-    warps: int = 4
-    stages: int = 2
+    warps: int = 4  # the warps per program
+    stages: int = 2  # the number of pipeline stages of a loop (Triton's `num_stages`)
 
 
 USUAL = LaunchOptions()
@@ -27,37 +22,24 @@ USUAL = LaunchOptions()
 
 @dataclass(frozen=True, slots=True)
 class PrintedLaunches:
-    """One kernel launch.
+    """One kernel launch."""
 
-    Attributes:
-        source: the text of a Triton function NAME; each of its programs runs one task.
-        buffers: the buffers that it takes, in order; names that the printer adds begin with "c"
-            (tables) or "s" (partial results).
-        grid: the number of tasks, and of programs.
-        warps: the warps per program.
-    """
-
-    source: str
+    source: str  # the text of a Triton function NAME; each of its programs runs one task
+    # the buffers that it takes, in order; names that the printer adds begin with "c" (tables) or "s" (partial results)
     buffers: tuple[str, ...]
-    grid: int
-    warps: int
+    grid: int  # the number of tasks, and of programs
+    warps: int  # the warps per program
 
 
 @dataclass
 class PrintedProgram:
-    """All launches of a tile program, and the memory that they use besides inputs and outputs.
+    """All launches of a tile program, and the memory that they use besides inputs and outputs."""
 
-    Attributes:
-        program: the tile program.
-        launches: the launches in order.
-        scratch: the scratch buffers: by name, the type and the size in elements.
-        tables: the constant tables: by name, the entries.
-    """
-
-    program: TileProgram
-    launches: list[PrintedLaunches] = field(default_factory=list)
+    program: TileProgram  # the tile program
+    launches: list[PrintedLaunches] = field(default_factory=list)  # the launches in order
+    # the scratch buffers: by name, the type and the size in elements
     scratch: dict[str, tuple[DType, int]] = field(default_factory=dict)
-    tables: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    tables: dict[str, tuple[int, ...]] = field(default_factory=dict)  # the constant tables: by name, the entries
 
     def add(self, text: Text, comment: str, grid: int, warps: int) -> None:
         """Add the launch of a text; launches share equal tables.

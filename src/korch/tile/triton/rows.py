@@ -36,23 +36,14 @@ _COMBINE = {"sum": "{} + {}", "prod": "{} * {}", "max": "f.larger({}, {})", "min
 
 @dataclass
 class TileRows:
-    """The rows of a tile, and the values that later passes can reuse.
+    """The rows of a tile, and the values that later passes can reuse."""
 
-    Attributes:
-        rows: the number of rows.
-        at: the coordinates of the grid's axes.
-        masks: by axis of the tile, the condition that an element is inside.
-        values: by buffer, the variable that holds its value.
-        types: by buffer, its type.
-        memo: by text of an expression, the variable that already holds it.
-    """
-
-    rows: int
-    at: dict[str, Coordinate]
-    masks: dict[int, str]
-    values: dict[str, str] = field(default_factory=dict)
-    types: dict[str, DType] = field(default_factory=dict)
-    memo: dict[str, str] = field(default_factory=dict)
+    rows: int  # the number of rows
+    at: dict[str, Coordinate]  # the coordinates of the grid's axes
+    masks: dict[int, str]  # by axis of the tile, the condition that an element is inside
+    values: dict[str, str] = field(default_factory=dict)  # by buffer, the variable that holds its value
+    types: dict[str, DType] = field(default_factory=dict)  # by buffer, its type
+    memo: dict[str, str] = field(default_factory=dict)  # by text of an expression, the variable that already holds it
 
 
 class RowStage(StageLaunch):

@@ -140,17 +140,11 @@ def _cast(dtype: DType, of: DType, argument: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Coordinate:
-    """The Triton text of a loop variable, and the axes of a tile along which it varies.
+    """The Triton text of a loop variable, and the axes of a tile along which it varies."""
 
-    Attributes:
-        text: the text of the variable times `step`.
-        axes: the axes of the tile along which it varies.
-        step: the increment of the printed loop per value of the variable.
-    """
-
-    text: str
-    axes: frozenset[int] = frozenset()
-    step: int = 1
+    text: str  # the text of the variable times `step`
+    axes: frozenset[int] = frozenset()  # the axes of the tile along which it varies
+    step: int = 1  # the increment of the printed loop per value of the variable
 
     def times(self, factor: int) -> str:
         """Return the text of the variable times a number; "" if the variable is always 0."""
@@ -177,25 +171,18 @@ class _Loop:
 
 @dataclass
 class Text:
-    """The lines of one kernel while they are written.
+    """The lines of one kernel while they are written."""
 
-    Attributes:
-        lines: the lines written so far.
-        depth: the level of indentation.
-        tables: the constant tables that are read, with their names.
-        arguments: the buffers that are used, in order.
-        ranges: the ranges of variables; guards do not test conditions that they imply.
-        known: by text of an expression, the variable that already holds it; None if expressions are not shared.
-        loops: the loops that are being written, outermost first.
-    """
-
-    lines: list[str] = field(default_factory=list)
-    depth: int = 1
+    lines: list[str] = field(default_factory=list)  # the lines written so far
+    depth: int = 1  # the level of indentation
+    # the constant tables that are read, with their names
     tables: dict[tuple[int, ...], str] = field(default_factory=dict)
-    arguments: dict[str, None] = field(default_factory=dict)
+    arguments: dict[str, None] = field(default_factory=dict)  # the buffers that are used, in order
+    # the ranges of variables; guards do not test conditions that they imply
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
+    # by text of an expression, the variable that already holds it; None if expressions are not shared
     known: dict[str, str] | None = None
-    loops: list[_Loop] = field(default_factory=list)
+    loops: list[_Loop] = field(default_factory=list)  # the loops that are being written, outermost first
     count: int = 0
 
     def line(self, text: str) -> None:
