@@ -98,9 +98,7 @@ def named(body: PrimitiveGraph) -> Named:
 def resized(body: PrimitiveGraph, wanted: Mapping[str, int]) -> PrimitiveGraph:
     """Return a graph with axes of other sizes.
 
-    Args:
-        body: the graph.
-        wanted: sizes of the axes of `named(body)`; sizes that follow from others by windows and pads are ignored.
+    `wanted`: sizes of the axes of `named(body)`; sizes that follow from others by windows and pads are ignored.
 
     Raises:
         NotNamedError: two windows or pads would give an axis different sizes.

@@ -59,11 +59,8 @@ def ranked(
 ) -> Iterator[Group]:
     """Yield the groups that are worth a search, the best first, each once.
 
-    Args:
-        groups: each group with the number of times that it occurs in the model.
-        machine: the machine that programs are made for.
-        work_flop: operations of the model.
-        least: the share of its own time, and of the model's, that a group must be able to save.
+    `groups`: each group with the number of times that it occurs in the model. `least`: the share of its own time, and
+    of the model's, that a group must be able to save.
     """
     least_ns = least * work_flop / _flop_per_ns(machine)
     counts: dict[str, int] = {}

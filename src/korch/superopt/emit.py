@@ -63,13 +63,6 @@ def emit(
 ) -> TileProgram:
     """Return the tile program of a block graph.
 
-    Args:
-        computation: the computation.
-        ways: its expressions.
-        graph: the block graph.
-        sizes: its block sizes.
-        inputs: the shape of each input.
-
     Raises:
         NotEmittedError: a contraction has several axes of rows or of columns.
     """
@@ -367,11 +360,7 @@ def rows_together(rows: int, lanes: int) -> int:
 def vectors_of_panels(rows: int, columns: int, lanes: int, is_whole: bool) -> int:
     """Return how many vectors of columns of a packed operand are multiplied together; 0 if it can't be packed.
 
-    Args:
-        rows: rows of a task.
-        columns: columns of a task.
-        lanes: elements of a vector.
-        is_whole: whether these are all columns; otherwise they must fill whole panels.
+    `lanes`: elements of a vector. `is_whole`: whether these are all columns; otherwise they must fill whole panels.
     """
     is_wide = 3 <= rows_together(rows, lanes) <= ROWS.get(lanes, FEW_ROWS) * VECTORS // WIDE_VECTORS
     choices = (WIDE_VECTORS, VECTORS) if is_wide else (VECTORS,)

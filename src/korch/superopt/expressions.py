@@ -59,9 +59,7 @@ class Expressions:
 def expressions(computation: Named, joins: bool = True) -> Expressions:
     """Return the expressions that lead to the result of a computation.
 
-    Args:
-        computation: the computation.
-        joins: whether functions of one value are merged into the step that reads them.
+    `joins`: whether functions of one value are merged into the step that reads them.
     """
     order = sorted(computation.sizes)
     graph = _as_graph(computation, order)
@@ -206,14 +204,7 @@ AXIOMS: tuple[AnyRule, ...] = (
 def joined(
     steps: list[Expression], goal: int, numbers: Mapping[int, float], axes: Mapping[int, tuple[str, ...]]
 ) -> list[Expression]:
-    """Return steps in which functions of one value, if one step only reads them, are merged with a neighbouring step.
-
-    Args:
-        steps: single operations.
-        goal: the class of the result.
-        numbers: the classes that are numbers.
-        axes: the axes of each class.
-    """
+    """Return steps in which functions of one value that one step only reads are merged with a neighbouring step."""
     found = list(steps)
     while (pair := _next_pair(found, goal, numbers, axes)) is not None:
         first, second = pair

@@ -117,11 +117,7 @@ def search(
 ) -> Finding:
     """Return verified programs of a group; none if it is no computation over named axes.
 
-    Args:
-        group: the group.
-        machine: the machine that sizes are chosen for.
-        seconds: the longest time; that of the limits if None.
-        effort: how many block graphs and programs.
+    `seconds`: the longest time; that of the limits if None.
     """
     begin = time.monotonic()
     seconds = GROUP_SECONDS if seconds is None else seconds

@@ -122,13 +122,7 @@ class _State:
 
 
 def block_graphs(computation: Named, ways: Expressions, rules: Rules | None = None) -> GraphSearch:
-    """Return the block graphs of a computation, those with the least arithmetic first.
-
-    Args:
-        computation: what to compute.
-        ways: all expressions that can lead to the result.
-        rules: how to prune, and when to stop.
-    """
+    """Return the block graphs of a computation, those with the least arithmetic first."""
     rules = rules or Rules()
     search, begin = GraphSearch(), time.monotonic()
     reduced = sorted({step.axis for step in ways.steps if step.axis} - set(computation.result))

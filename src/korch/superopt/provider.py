@@ -84,13 +84,7 @@ class SuperoptProvider:
         return self.known.get(group.key) or Finding(reason="it was not searched")
 
     def search(self, groups: Iterable[Group], answer: Answer, deadline: Deadline) -> None:
-        """Take the stored results of groups; search those without one until the deadline.
-
-        Args:
-            groups: the most promising groups first.
-            answer: records each result, or returns the recorded one.
-            deadline: when to stop.
-        """
+        """Take the stored results of groups; search those without one until the deadline."""
         for group in groups:
             text = answer("superopt", group.key, partial(self._result, group, deadline))
             self.known[group.key] = read_finding(text) or Finding(reason="its record is damaged")
@@ -185,13 +179,7 @@ def add_superopt(
     The programs reorder operations, and their speed must be measured. So there are none with the option `strict` or
     without measurements.
 
-    Args:
-        meter: gets the provider.
-        partition: the model.
-        work_flop: the operations of the model.
-        ledger: records what is found.
-        options: `superopt_s` is the time of the search; without it, only results in the database are used.
-        deadline: when to stop.
+    `options`: `superopt_s` is the time of the search; without it, only results in the database are used.
     """
     seconds = options.superopt_s
     if not isinstance(meter, CpuMeter) or seconds == 0 or not options.measure or options.strict:

@@ -72,12 +72,9 @@ class Verdict:
 def verify(program: TileProgram, graph: PrimitiveGraph, seed: int = 0, rounds: int = ROUNDS) -> Verdict:
     """Return whether a program computes a graph, inputs and outputs row-major and in order.
 
-    Args:
-        program: the program, with known sizes, which should be small.
-        graph: the graph that it should compute, with one alternative for each value.
-        seed: the seed of the random inputs.
-        rounds: computations in the fields, in pairs: the two of a pair have the same inputs and opposite orders, so
-            they take both sides of each branch; the next pair has other inputs, exponentials and functions.
+    `graph`: the graph that it should compute, with one alternative for each value. `rounds`: computations in the
+    fields, in pairs: the two of a pair have the same inputs and opposite orders, so they take both sides of each
+    branch; the next pair has other inputs, exponentials and functions.
     """
     try:
         check_program(program)

@@ -66,11 +66,7 @@ def loop_ends(
 def parts_of(pass_: Pass, axis: Axis, clips: Mapping[str, tuple[Inside, ...]], ranges: Ranges) -> list[tuple[int, int]]:
     """Return the parts of an axis, cut where the result of a guard or a choice changes.
 
-    Args:
-        pass_: the pass.
-        axis: one of its axes.
-        clips: the guards that the bounds of the loop over each axis guarantee.
-        ranges: the ranges of all variables.
+    `clips`: the guards that the bounds of the loop over each axis guarantee.
     """
     ends = {0, axis.extent}
     for op in pass_.ops:

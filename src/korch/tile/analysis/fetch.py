@@ -53,13 +53,6 @@ def fetches_of(program: TileProgram, stage: Stage, pass_: Pass, streamed: Set[st
     memory reads and writes overlap. Otherwise the second pass that reads a buffer does this: the first
     one waits for memory, and afterwards memory is idle. A pass that is the first to read a large input
     and writes past the caches prefetches from memory for itself.
-
-    Args:
-        program: the program.
-        stage: one of its stages.
-        pass_: one of its passes.
-        streamed: buffers that are written past the caches.
-        large: inputs that are too large for a core's private cache.
     """
     at = next(i for i, other in enumerate(stage.passes) if other is pass_)
     last = stage.passes[-1]
@@ -194,10 +187,7 @@ def _streams(pass_: Pass, large: Set[str]) -> dict[str, int]:
 def _later_step(index: Expr, wanted: int, axes: Sequence[Axis]) -> int:
     """Return the distance from an element to the one that is accessed some iterations of a loop later.
 
-    Args:
-        index: the index of the element.
-        wanted: how many elements are accessed between the two.
-        axes: the loops around it, innermost first.
+    `wanted`: how many elements are accessed between the two.
 
     Returns:
         The distance in elements; 0 if it is unknown, or if the loops are too short.

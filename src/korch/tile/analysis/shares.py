@@ -41,10 +41,6 @@ def by_rows(stage: Stage, shares: Shares) -> Stage | None:
 
     The rows combine two coordinates, of which only part of the inner one is needed. The base pointers of buffers are
     advanced to the first row of the table; indices that restart with each task are computed from a row's position.
-
-    Args:
-        stage: the stage.
-        shares: how its rows are divided among threads.
     """
     axes = {axis for _, step in stage.leaves for axis in step.axes}
     inner = {axis.name for axis in axes if axis.ragged is not None and axis.ragged[0] == shares.tasks}
@@ -86,12 +82,7 @@ def _moved(step: Step, moved: Callable[[str, Expr], Expr]) -> Step:
 
 
 def shares_of(stage: Stage, parameters: Ranges) -> Shares | None:
-    """Return how the coordinates of a stage are divided among threads; None if only whole tasks can be.
-
-    Args:
-        stage: a stage whose number of tasks depends on a parameter.
-        parameters: the ranges of the parameters.
-    """
+    """Return how the coordinates of a stage are divided among threads; None if only whole tasks can be."""
     counted = [axis for axis in stage.grid if isinstance(axis.size, Expr)]
     if stage.sort is not None or len(counted) != 1 or math.prod(a.extent for a in stage.grid if a not in counted) != 1:
         return None
@@ -142,9 +133,7 @@ def _step(access: Access, tasks: str, inner: set[str], most: int) -> int | None:
 def step_of(access: Access, axes: Mapping[str, int]) -> int | None:
     """Return by how many elements an access advances per coordinate; None if this differs between the axes.
 
-    Args:
-        access: an access to a buffer.
-        axes: by name of an axis, by how many coordinates a step along it advances.
+    `axes`: by name of an axis, by how many coordinates a step along it advances.
     """
     slopes = {name: access.index.coefficient(name) for name in axes}
     if any(slope is None or slope % axes[name] for name, slope in slopes.items()):

@@ -69,10 +69,8 @@ def live_ops(
 ) -> list[TileOp]:
     """Return the operations that the sinks of a pass need.
 
-    Args:
-        pass_: the pass.
-        tables: the values that are looked up, by name.
-        all_hold: whether guards hold at all points (True), one of them at none (False), or neither is known (None).
+    `tables`: the values that are looked up, by name. `all_hold`: whether guards hold at all points (True), one of them
+    at none (False), or neither is known (None).
     """
     needed = {sink.value for sink in pass_.sinks}
     found: list[TileOp] = []

@@ -38,9 +38,7 @@ def rows_of_window(step: Contract) -> dict[Axis, tuple[Inside, ...]]:
 def row_of_window(step: Contract, a: Mapping[str, int]) -> ImageRow:
     """Return how the last axis of a window steps through an image.
 
-    Args:
-        step: a contraction of positions, columns, and the terms of a window.
-        a: the memory step of the first operand along each axis.
+    `step`: a contraction of positions, columns, and the terms of a window.
 
     Raises:
         InvalidGraphError: the guards do not match the steps in memory.

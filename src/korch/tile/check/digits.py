@@ -244,10 +244,7 @@ def ranges_of_axes(axes: Iterable[Axis], parameters: Ranges) -> dict[str, tuple[
 def place_of(nest: Nest, symbols: Symbols, narrow: bool = False) -> Elements | None:
     """Return the elements that an access may touch; None if its index is not affine.
 
-    Args:
-        nest: the access.
-        symbols: parameters.
-        narrow: let guards narrow the set of elements; digits made from guards then do not determine the task.
+    `narrow`: let guards narrow the set of elements; digits made from guards then do not determine the task.
     """
     linear = symbols.linear(nest.index)
     if linear is None:

@@ -53,12 +53,7 @@ def run_program(
 
     Output elements that no store writes are zero.
 
-    Args:
-        program: a program that `check_program` accepts.
-        inputs: one array for each input buffer.
-        seed: the seed of the random task order.
-        arithmetic: the arithmetic to compute with; by default that of the program's types.
-        parameters: a number for each parameter.
+    `arithmetic`: the arithmetic to compute with; by default that of the program's types.
 
     Raises:
         IndexError: an access leaves its buffer.

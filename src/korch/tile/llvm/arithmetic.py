@@ -79,14 +79,7 @@ class Arithmetic:
         self._halves: dict[tuple[int, str, DType], SsaValue] = {}  # what numbers of each function were widened from
 
     def apply(self, op: str, dtype: DType, source: DType, arguments: list[SsaValue]) -> SsaValue:
-        """Print an operation.
-
-        Args:
-            op: its name.
-            dtype: the type of the result.
-            source: the type of the last argument.
-            arguments: the values.
-        """
+        """Print an operation of which `source` is the type of the last argument, `dtype` that of the result."""
         if op == "cast":
             return self.cast(arguments[0], source, dtype)
         if op == "where":

@@ -46,12 +46,8 @@ def copy_chosen(context: KernelContext, axis: Axis, inner: tuple[Loop, Pass], gr
 
     The numbers are computed in vectors and the elements loaded one by one: gather instructions are slower on Zen 4.
 
-    Args:
-        context: what the kernel is printed with.
-        axis: the axis of the vector; `env` has the value of the first element.
-        inner: the loop whose iteration is chosen, and the pass in it.
-        grid: the axes around the pass.
-        env: the values of the loop variables.
+    `axis`: the axis of the vector; `env` has the value of the first element. `inner`: the loop whose iteration is
+    chosen, and the pass in it.
     """
     (one, copied), emit, lanes = inner, context.emit, context.lanes
     assert one.only is not None

@@ -354,14 +354,7 @@ class ComponentWindowPrinter(ComponentPrinter):
             emit.loop(emit.index(0), emit.index(self.channel_steps * self.parts[0]), 1, plane)
 
     def _pixel(self, to: SsaValue, first: SsaValue, met: SsaValue, number: SsaValue) -> None:
-        """Print how a step of channels of a pixel is split.
-
-        Args:
-            to: where the components of the block are stored.
-            first: the first row of results of the block.
-            met: the rows of the image that the block reads.
-            number: the number of the pixel and step.
-        """
+        """Print how a step of channels of a pixel is split."""
         emit, own, maker = self.emit, self.pixels, self.row_maker
         assert maker is not None
         load = next((op for op in maker.pass_.ops if isinstance(op, Load)), None)

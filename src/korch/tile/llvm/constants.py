@@ -71,11 +71,7 @@ class Constants:
     def kernel(self, code: str, fields: Sequence[str], functions: Sequence[str], comment: str) -> str:
         """Return the source of a kernel whose functions call those of fixed code with a struct as the first argument.
 
-        Args:
-            code: the beginning of the names of the fixed functions.
-            fields: the fields of the struct.
-            functions: the endings of the names of the functions that the kernel has.
-            comment: the comment at the head.
+        `functions`: the endings of the names of the functions that the kernel has.
         """
         call = self.record("NAME_call", fields)
         for ending in functions:

@@ -303,11 +303,8 @@ class ContractPrinter:
     ) -> list[Lines]:
         """Print the lines of the next strip that are prefetched with a block; then others.
 
-        Args:
-            strip: the strip before it.
-            r: the first row of the block.
-            line: the bytes of a term of a strip, and those from term to term.
-            rest: where the other lines begin, and the bytes from one to the next.
+        `line`: the bytes of a term of a strip, and those from term to term. `rest`: where the other lines begin, and
+        the bytes from one to the next.
         """
         if strip.following is None:
             return []

@@ -353,13 +353,8 @@ class Emit:
     ) -> tuple[SsaValue, ...]:
         """Print a loop; return what its last iteration returns.
 
-        Args:
-            begin: the first index.
-            end: the index at which it ends.
-            step: the step of the index.
-            body: prints an iteration, given the index and what the iteration before returned; returns as many values.
-            carried: what the first iteration gets.
-            cost: the approximate number of lines of an iteration.
+        `body`: prints an iteration, given the index and what the iteration before returned; returns as many values.
+        `cost`: the approximate number of lines of an iteration.
         """
         low, high = begin.number, end.number
         if low is None or high is None:
@@ -395,10 +390,8 @@ class Emit:
     def repeat(self, body: Callable[..., tuple[SsaValue, ...]], *carried: SsaValue) -> tuple[SsaValue, ...]:
         """Print a loop that runs at least once; return what its last iteration returns.
 
-        Args:
-            body: prints an iteration, given what the one before returned; returns whether another one follows, then as
-                many values as it gets.
-            carried: what the first iteration gets.
+        `body`: prints an iteration, given what the one before returned; returns whether another one follows, then as
+        many values as it gets.
         """
         outer, label = self._scopes[-1], f"l{self.name()[1:]}"
         scope = _Scope(label)
@@ -426,11 +419,8 @@ class Emit:
     def in_halves(self, begin: SsaValue, end: SsaValue, size: int, body: Callable[[SsaValue, int], None]) -> None:
         """Print what runs a body for fewer than 2 `size` indices, in steps of `size` and of half as many each.
 
-        Args:
-            begin: the first index.
-            end: the index at which it ends, known at run time only.
-            size: the size of the largest step.
-            body: prints the code for some indices, given the first one and how many they are.
+        `end`: the index at which it ends, known at run time only. `body`: prints the code for some indices, given the
+        first one and how many they are.
         """
         if size <= 1:
             self.loop(begin, end, 1, lambda i: body(i, 1))

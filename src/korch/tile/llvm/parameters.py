@@ -47,12 +47,7 @@ def share_of(emit: Emit, count: SsaValue, me: SsaValue, threads: SsaValue, unit:
 def placed_rows(emit: Emit, part: Parameter, first: SsaValue, most: int, env: Env) -> tuple[SsaValue, SsaValue]:
     """Print the table of the positions of rows relative to a first one, each group having `part` of its rows.
 
-    Args:
-        emit: the printer of instructions.
-        part: the parameter.
-        first: the number of the first row among those that are needed.
-        most: the maximum number of rows in the table.
-        env: the values of the parameters.
+    `first`: the number of the first row among those that are needed.
 
     Returns:
         The first row's position, and the address of the table.

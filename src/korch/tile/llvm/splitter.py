@@ -108,12 +108,7 @@ class OperandSplitter(PointPrinter):
     def _store(self, low: SsaValue, high: SsaValue, to: SsaValue, apart: int, *, joins: bool) -> None:
         """Print the stores of the components of two vectors.
 
-        Args:
-            low: numbers of the lower terms.
-            high: numbers of the upper terms.
-            to: where the first component is stored.
-            apart: the distance between components.
-            joins: whether each lane of the result has a number of each vector; else those of one follow the other's.
+        `joins`: whether each lane of the result has a number of each vector; else those of one follow the other's.
         """
         emit = self.emit
         for i in range(self.components):
@@ -135,13 +130,7 @@ class OperandSplitter(PointPrinter):
     def line(self, to: SsaValue, own: Env, k: SsaValue, terms: SsaValue, apart: int, ahead: Env | None = None) -> None:
         """Print how terms k to k + 31 of a row are split.
 
-        Args:
-            to: where the first component is stored.
-            own: the axes of rows.
-            k: the first term.
-            terms: the number of terms.
-            apart: the distance between components.
-            ahead: the row whose numbers are prefetched meanwhile; if it is not given, later ones of the same row are.
+        `ahead`: the row whose numbers are prefetched meanwhile; if it is not given, later ones of the same row are.
         """
         emit, halves = self.emit, []
         for h in range(PAIR):
@@ -166,14 +155,7 @@ class OperandSplitter(PointPrinter):
         return emit.test("icmp slt", array("i32", range(LANES)), emit.convert("trunc", count, "i32"))
 
     def rows_block(self, to: SsaValue, first: SsaValue, count: SsaValue, terms: SsaValue) -> None:
-        """Print the loops that split up to 32 rows.
-
-        Args:
-            to: where their components begin.
-            first: the first row.
-            count: how many there are.
-            terms: the number of terms.
-        """
+        """Print the loops that split up to 32 rows."""
         emit, step = self.emit, self.components * STEP
 
         def row(i: SsaValue) -> None:
@@ -191,10 +173,7 @@ class OperandSplitter(PointPrinter):
     def pair(self, pair: TermPair, column: SsaValue, masks: Sequence[SsaValue | None]) -> None:
         """Print how a pair of terms of columns is split.
 
-        Args:
-            pair: the terms.
-            column: the first column.
-            masks: for each vector of columns, which lanes exist; None for all.
+        `masks`: for each vector of columns, which lanes exist; None for all.
         """
         emit, (low, high) = self.emit, pair.terms
 
@@ -222,11 +201,7 @@ class OperandSplitter(PointPrinter):
     def pair_of(self, to: SsaValue, step: SsaValue, i: SsaValue, ends: tuple[SsaValue, SsaValue]) -> TermPair:
         """Return pair i of a step of terms.
 
-        Args:
-            to: where the components of the step are stored.
-            step: the number of the step.
-            i: the number of the pair in the step.
-            ends: the number of terms, and what is added to a term to get the axis of the pass.
+        `ends`: the number of terms, and what is added to a term to get the axis of the pass.
         """
         emit, begin = self.emit, self.emit.times(step, EDGE)
         at = emit.place("i16", to, emit.times(i, EDGE))
@@ -239,11 +214,8 @@ class OperandSplitter(PointPrinter):
     ) -> None:
         """Print the loops that split a strip of columns.
 
-        Args:
-            to: where their components begin.
-            column: the first column.
-            masks: for each vector of columns, which lanes exist; None for all.
-            ends: the number of terms, and what is added to a term to get the axis of the pass.
+        `masks`: for each vector of columns, which lanes exist; None for all. `ends`: the number of terms, and what is
+        added to a term to get the axis of the pass.
         """
         emit, size = self.emit, self.components * STEP
         steps = emit.divided(emit.add(ends[0], emit.index(EDGE - 1)), EDGE)

@@ -45,11 +45,7 @@ class SumsPrinter(PointPrinter):
     def points(self, row: SsaValue, group: SsaValue, column: SsaValue, mask: SsaValue | None) -> PointVector:
         """Return the vector of points of the first row and the first column of a block.
 
-        Args:
-            row: the row.
-            group: the value of the outer axis of rows, if `has_groups`.
-            column: the column.
-            mask: which lanes exist; None for all.
+        `group`: the value of the outer axis of rows, if `has_groups`. `mask`: which lanes exist; None for all.
         """
         own = {**self.single, self.columns.name: column, self.row: row}
         if self.has_groups:

@@ -256,12 +256,7 @@ class Emitter:
 def folded(outer: Expr, size: int, pads: tuple[int, int], mode: str, ranges: Ranges) -> Expr:
     """Return the index that a non-constant pad reads along one axis.
 
-    Args:
-        outer: the index in the padded result.
-        size: the elements of the axis before padding.
-        pads: the elements added before and after it.
-        mode: reflect, edge or wrap.
-        ranges: the ranges of the variables.
+    `size`: the elements of the axis before padding. `pads`: the elements added before and after it.
     """
     before, after = pads
     inner = add(outer, constant(-before))

@@ -35,12 +35,7 @@ def lower(
 ) -> TileProgram:
     """Lower a group without linear or opaque primitives.
 
-    Args:
-        body: the group's graph.
-        inputs: the layout of each input.
-        outputs: the layout of each output.
-        machine: vector lanes and threads.
-        keep: store costly values of elements that several passes read in tiles, instead of recomputing them.
+    `keep`: store costly values of elements that several passes read in tiles, instead of recomputing them.
     """
     return _Lowering(body, inputs, outputs, machine, keep).run()
 

@@ -64,9 +64,6 @@ DEVICE = Machine(lanes=1, threads=1, is_device=True)
 def kept_values(body: PrimitiveGraph) -> tuple[frozenset[int], frozenset[int]]:
     """Return the values after reductions that passes over the same elements would compute again.
 
-    Args:
-        body: a group's graph.
-
     Returns:
         The values that are computed once for each row, as all elements of a row read them; and the costly values of
         elements that a further reduction and other primitives need.

@@ -63,12 +63,7 @@ class WindowRow:
 def row_of(attributes: PoolAttributes, loop: str, inner: str, windows: int, columns: int) -> WindowRow | None:
     """Return the row of the last axis of windows; None if the windows can't be reduced in rows.
 
-    Args:
-        attributes: the windows.
-        loop: the loop over the windows of a row.
-        inner: the loop along which vectors run.
-        windows: the number of windows per row.
-        columns: the elements of a row of the image.
+    `columns`: the elements of a row of the image.
     """
     taps, begin = attributes.kernel[-1], attributes.pads_begin[-1]
     if taps == 1 or windows == 1 or begin < 0:
@@ -82,10 +77,7 @@ def row_of(attributes: PoolAttributes, loop: str, inner: str, windows: int, colu
 def pays(attributes: PoolAttributes, row: WindowRow, lanes: int) -> bool:
     """Return whether reducing columns and then rows is faster than reducing whole windows.
 
-    Args:
-        attributes: the windows.
-        row: what `row_of` returned.
-        lanes: elements of a vector.
+    `lanes`: elements of a vector.
     """
     others = math.prod(attributes.kernel[:-1])
     is_cut = row.loop == row.inner and row.has_border and row.windows < SHORT_ROW * lanes
@@ -106,14 +98,7 @@ class RowTile:
 
 
 def place_rows(buffer: str, axes: Sequence[Axis], address: Expr, row: WindowRow) -> RowTile:
-    """Return the tile of the rows: its axes are in the order of the output's, with the vector axis innermost.
-
-    Args:
-        buffer: the tile's name.
-        axes: the loops over a task's part of the output.
-        address: the index of an element of the output.
-        row: the row.
-    """
+    """Return the tile of the rows: its axes are in the order of the output's, with the vector axis innermost."""
 
     def key(axis: Axis) -> tuple[bool, float]:
         return axis.name != row.inner, address.coefficient(axis.name) or math.inf
@@ -134,12 +119,8 @@ def border_pass(place: RowTile, op: str, dtype: DType) -> Pass:
 def row_pass(place: RowTile, row: WindowRow, axes: Sequence[Axis], sink: Accumulate, dtype: DType) -> Pass:
     """Return the pass that reduces the windows of the last axis.
 
-    Args:
-        place: the tile of the rows.
-        row: the positions of the windows in a row.
-        axes: the loops over a task's part of the output.
-        sink: the accumulator of the results; the name of its value must be x0.
-        dtype: the type of all values.
+    `row`: the positions of the windows in a row. `sink`: the accumulator of the results; the name of its value must be
+    x0.
     """
     parts = {axis.name: var(axis.name) for axis in axes}
     parts[row.loop] = row.tap(parts[row.loop], var(TAP))

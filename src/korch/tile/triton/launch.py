@@ -44,11 +44,7 @@ class PrintedProgram:
     def add(self, text: Text, comment: str, grid: int, warps: int) -> None:
         """Add the launch of a text; launches share equal tables.
 
-        Args:
-            text: the lines of a task, with the buffers and tables that it uses.
-            comment: the comment at the head of the function.
-            grid: the number of tasks.
-            warps: the warps per program.
+        `text`: the lines of a task, with the buffers and tables that it uses.
         """
         renamed = {}
         for table, name in text.tables.items():
@@ -70,9 +66,7 @@ MANY_NUMBERS = 12
 def warps_for(elements: int, numbers: int = 1) -> int:
     """Return the number of warps of a program.
 
-    Args:
-        elements: the elements of its tile.
-        numbers: how many numbers it loads or stores per element (`numbers_of`).
+    `elements`: the elements of its tile.
     """
     return min(8, max(1, elements // (256 if numbers <= MANY_NUMBERS else 32)))
 

@@ -39,12 +39,8 @@ def print_triton(
 ) -> PrintedProgram:
     """Print a program.
 
-    Args:
-        program: lowered for one lane, so that every kept axis of a reduction is a grid axis.
-        comment: the comment at the head of each function.
-        processors: the number of multiprocessors of the device.
-        split: whether rows are cut into parts if there are few tasks.
-        options: how stages with contractions or loops are printed and launched.
+    `program`: lowered for one lane, so that every kept axis of a reduction is a grid axis. `split`: whether rows are
+    cut into parts if there are few tasks.
 
     Raises:
         InvalidGraphError: the program has parameters or layouts, or contractions that are not printed.

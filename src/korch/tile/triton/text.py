@@ -112,14 +112,7 @@ def is_printable(op: str, dtype: DType) -> bool:
 
 
 def apply(op: str, dtype: DType, of: DType, arguments: Sequence[str]) -> str:
-    """Return an elementwise primitive as an expression.
-
-    Args:
-        op: the primitive.
-        dtype: the type of its result.
-        of: the type of its first argument.
-        arguments: the texts of its arguments.
-    """
+    """Return an elementwise primitive as an expression."""
     if op == "cast":
         return _cast(dtype, of, arguments[0])
     table = _FLOAT if of.is_float else _INTEGER
@@ -215,11 +208,7 @@ class Text:
     def begin_loop(self, variable: str, turns: int, step: int, stages: int = 0) -> Coordinate:
         """Write the head of a loop that counts in steps; return the coordinate of its variable.
 
-        Args:
-            variable: the name of the variable.
-            turns: the number of iterations.
-            step: the increment of the variable.
-            stages: the pipeline stages (Triton's `num_stages`); 0 if the loop has no product.
+        `stages`: the pipeline stages (Triton's `num_stages`); 0 if the loop has no product.
         """
         for loop in self.loops:
             loop.varying.add(variable)
@@ -311,11 +300,7 @@ class Text:
     def load(self, op: Load, at: Coordinates, masks: Mapping[int, str], name: str) -> None:
         """Write a load.
 
-        Args:
-            op: the load.
-            at: the coordinates of variables.
-            masks: per axis of the tile, the condition under which an element is in range.
-            name: the variable that receives the value.
+        `masks`: per axis of the tile, the condition under which an element is in range.
         """
         axes = axes_of(op.index, at)
         place = self.expr(op.index, at)
@@ -347,13 +332,8 @@ class Text:
     ) -> None:
         """Write operations in order.
 
-        Args:
-            ops: the operations.
-            at: the coordinates of variables.
-            masks: as for `load`.
-            values: the variable that holds each operation's result; new results are added.
-            types: the same for element types.
-            memo: by text of an expression, the variable that holds it; new ones are added.
+        `values`: the variable that holds each operation's result; new results are added. `memo`: by text of an
+        expression, the variable that holds it; new ones are added.
         """
         for op in ops:
             name = self.fresh()
