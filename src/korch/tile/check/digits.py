@@ -13,24 +13,8 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import assert_never
 
-from korch.tile.ir.index import (
-    Atom,
-    Choice,
-    Expr,
-    Quotient,
-    Ranges,
-    Remainder,
-    TableEntry,
-    Times,
-    Var,
-    add,
-    bounds,
-    scale,
-    substitute,
-    var,
-)
+from korch.tile.ir.index import Atom, Expr, Quotient, Ranges, Remainder, Times, Var, add, bounds, scale, substitute, var
 from korch.tile.ir.program import Axis, Inside, Size
 
 Monomial = tuple[str, ...]
@@ -200,16 +184,10 @@ def _cut_of(nest: Nest, parameters: Ranges) -> tuple[str, int] | None:
 
 def _divisions(expr: Expr) -> Iterable[tuple[Expr, int]]:
     for atom, _ in expr.terms:
-        match atom:
-            case Quotient(inner, divisor) | Remainder(inner, divisor):
-                yield from _divisions(inner)
-                yield inner, divisor
-            case Times(_, inner):
-                yield from _divisions(inner)
-            case Var() | TableEntry() | Choice():
-                pass
-            case _:
-                assert_never(atom)
+        if isinstance(atom, Quotient | Remainder | Times):
+            yield from _divisions(atom.expr)
+        if isinstance(atom, Quotient | Remainder):
+            yield atom.expr, atom.divisor
 
 
 def _cut(nest: Nest, name: str, part: int, parameters: Ranges) -> Nest:

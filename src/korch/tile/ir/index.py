@@ -284,21 +284,11 @@ def breakpoints(expr: Expr, name: str, ranges: Ranges) -> set[int]:
     """Return the values of a variable from which on a choice inside `expr` takes another case."""
     found: set[int] = set()
     for atom, _ in expr.terms:
-        match atom:
-            case Var():
-                pass
-            case Quotient(inner, _) | Remainder(inner, _) | TableEntry(_, inner):
-                found |= breakpoints(inner, name, ranges)
-            case Choice(inner, cases, otherwise):
-                found |= breakpoints(inner, name, ranges)
-                found |= breakpoints(otherwise, name, ranges)
-                for limit, then in cases:
-                    found |= breakpoints(then, name, ranges)
-                    found |= turning_point(inner, limit, name)
-            case Times(_, inner):
-                found |= breakpoints(inner, name, ranges)
-            case _:
-                assert_never(atom)
+        for inner in parts_of_atom(atom):
+            found |= breakpoints(inner, name, ranges)
+        if isinstance(atom, Choice):
+            for limit, _ in atom.cases:
+                found |= turning_point(atom.expr, limit, name)
     return found
 
 
@@ -374,18 +364,24 @@ def _recompose(expr: Expr) -> Expr:
     return expr
 
 
-def _atom_variables(atom: Atom) -> frozenset[str]:
+def parts_of_atom(atom: Atom) -> tuple[Expr, ...]:
+    """Return the expressions that an atom is computed from."""
     match atom:
-        case Var(name):
-            return frozenset((name,))
-        case Quotient(inner, _) | Remainder(inner, _) | TableEntry(_, inner):
-            return inner.variables
-        case Choice(inner, cases, otherwise):
-            return inner.variables.union(otherwise.variables, *(p.variables for _, p in cases))
-        case Times(factor, inner):
-            return inner.variables | _atom_variables(factor)
+        case Var():
+            return ()
+        case Choice(expr, cases, otherwise):
+            return (expr, otherwise, *(then for _, then in cases))
+        case Times(factor, expr):
+            return (expr, Expr(0, ((factor, 1),)))
         case _:
-            assert_never(atom)
+            return (atom.expr,)
+
+
+def _atom_variables(atom: Atom) -> frozenset[str]:
+    if isinstance(atom, Var):
+        return frozenset((atom.name,))
+    first, *rest = parts_of_atom(atom)
+    return first.variables.union(*(part.variables for part in rest)) if rest else first.variables
 
 
 def _atom_bounds(atom: Atom, ranges: Ranges) -> tuple[int, int]:

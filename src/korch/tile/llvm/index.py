@@ -20,6 +20,7 @@ from korch.tile.ir.index import (
     Var,
     add,
     bounds,
+    parts_of_atom,
     scale,
     var,
 )
@@ -195,19 +196,7 @@ def global_table(emit: Emit, kind: str, values: Sequence[float | int]) -> str:
 def _is_narrow(expr: Expr, ranges: Ranges) -> bool:
     """Return whether no part of an expression exceeds 31 bits."""
     low, high = bounds(expr, ranges)
-    parts = [abs(expr.constant)]
-    inner: list[Expr] = []
-    for atom, factor in expr.terms:
-        own = bounds(Expr(0, ((atom, factor),)), ranges)
-        parts += [abs(own[0]), abs(own[1])]
-        match atom:
-            case Quotient(e, _) | Remainder(e, _) | TableEntry(_, e):
-                inner.append(e)
-            case Choice(e, cases, otherwise):
-                inner += [e, otherwise, *(then for _, then in cases)]
-            case Var() | Times():
-                pass
-            case _:
-                assert_never(atom)
-    is_small = sum(parts) < MOST_NARROW and -MOST_NARROW < low <= high < MOST_NARROW
-    return is_small and all(_is_narrow(e, ranges) for e in inner)
+    ends = [bounds(Expr(0, (term,)), ranges) for term in expr.terms]
+    most = abs(expr.constant) + sum(abs(end) for pair in ends for end in pair)
+    is_small = most < MOST_NARROW and -MOST_NARROW < low <= high < MOST_NARROW
+    return is_small and all(_is_narrow(part, ranges) for atom, _ in expr.terms for part in parts_of_atom(atom))
