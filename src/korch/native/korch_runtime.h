@@ -76,13 +76,6 @@ bool korch_is_at(const korch_count *count, uint32_t wanted);
 void korch_set(korch_count *count, uint32_t value);
 void korch_wait_for(korch_count *count, uint32_t wanted, int64_t look_ns);
 
-/* A region in two calls: the caller runs its own part between them, as `own`. */
-korch_team *korch_begin_region(int64_t threads, korch_job run, void *given, korch_hooks *hooks, korch_member *own);
-int korch_end_region(korch_team *team, korch_member *own);
-
-/* The member as which the calling thread runs; null outside of regions. */
-korch_member *korch_inside(void);
-
 /* Run a job on a number of threads; within a region, on the calling thread only. Returns whether any failed. */
 int korch_parallel(int64_t threads, korch_job run, void *given, korch_hooks *hooks);
 

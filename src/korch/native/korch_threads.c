@@ -182,8 +182,6 @@ static korch_team *idle; /* the teams that no region has */
 static _Thread_local korch_member *inside;
 static _Thread_local int usual_threads; /* 0: as many as there are cores */
 
-korch_member *korch_inside(void) { return inside; }
-
 int korch_max_threads(void) { return inside ? 1 : usual_threads ? usual_threads : cores; }
 
 int korch_set_threads(int threads) {
@@ -298,13 +296,11 @@ static void give_back(korch_team *team) {
     pthread_mutex_unlock(&teams_mutex);
 }
 
-korch_team *korch_begin_region(int64_t threads, korch_job run, void *given, korch_hooks *hooks, korch_member *own) {
+int korch_parallel(int64_t threads, korch_job run, void *given, korch_hooks *hooks) {
     if (threads > KORCH_MOST_THREADS) threads = KORCH_MOST_THREADS;
     korch_team *const team = threads > 1 && !inside ? take(threads) : NULL;
-    if (!team) {
-        *own = (korch_member){.threads = 1};
-        return NULL;
-    }
+    korch_member own = {.threads = 1};
+    if (!team) return run(given, &own);
     team->run = run;
     team->given = given;
     team->hooks = hooks;
@@ -312,27 +308,16 @@ korch_team *korch_begin_region(int64_t threads, korch_job run, void *given, korc
     if (korch_traces && !hooks) team->region = korch_trace_region();
     keep_apart(team);
     /* The last region has ended at the turn after the one that this thread has set. */
-    *own = (korch_member){0, team->threads, meet, team, korch_count_now(&team->counts[0]) + 2};
-    korch_set(&team->counts[0], own->turn);
-    note_part(team, own, true);
-    return team;
-}
-
-int korch_end_region(korch_team *team, korch_member *own) {
-    if (!team) return 0;
-    note_part(team, own, false);
-    ++own->turn;
-    await_others(own);
-    const int failed = __atomic_load_n(&team->failed, __ATOMIC_RELAXED);
+    own = (korch_member){0, team->threads, meet, team, korch_count_now(&team->counts[0]) + 2};
+    korch_set(&team->counts[0], own.turn);
+    note_part(team, &own, true);
+    int failed = run(given, &own);
+    note_part(team, &own, false);
+    ++own.turn;
+    await_others(&own);
+    failed |= __atomic_load_n(&team->failed, __ATOMIC_RELAXED);
     give_back(team);
     return failed;
-}
-
-int korch_parallel(int64_t threads, korch_job run, void *given, korch_hooks *hooks) {
-    korch_member own;
-    korch_team *const team = korch_begin_region(threads, run, given, hooks, &own);
-    const int failed = run(given, &own);
-    return korch_end_region(team, &own) | failed;
 }
 
 typedef struct {
