@@ -251,13 +251,17 @@ class BlockPrinter:
 
     def loaded(self, side: OperandSide, at: SsaValue, lanes: int = 1, mask: SsaValue | None = None) -> SsaValue:
         """Print the load of elements of an operand as float32; panels have whole vectors."""
-        context, era = self.context, 0
-        if side.buffer not in context.given:
-            context.era += 1
-            era = context.era
-        place = Place(at, context.dtypes[side.buffer], side.kind, self.emit.depth, era)
+        context = self.context
+        place = Place(at, context.dtypes[side.buffer], side.kind, self.emit.depth, self.era_of(side))
         found = context.memory.load(place, lanes, None if side.is_panel else mask)
         return context.arithmetic.cast(found, place.dtype, DType.F32)
+
+    def era_of(self, side: OperandSide) -> int:
+        """Return a number for a read of an operand: a new one if the kernel writes it."""
+        if side.buffer in self.context.given:
+            return 0
+        self.context.era += 1
+        return self.context.era
 
     def repeated(self, side: OperandSide, at: SsaValue) -> SsaValue:
         """Print a vector with an element of an operand in each lane; 16 bits are widened after they are repeated."""

@@ -280,11 +280,7 @@ class ComponentTilePrinter(TileCore, ComponentPrinter):
         begin, end = self._some(*slots, size * 2 // LINE_BYTES, YES)
         at = emit.select(has_next, emit.times(strip, self.strip), emit.times(self.steps, size))
         at = emit.place("i16", self.b.at, emit.add(at, emit.times(step, size)))
-
-        def line(i: SsaValue) -> None:
-            emit.prefetch(emit.place("i8", at, emit.times(i, LINE_BYTES)), locality=2)
-
-        emit.loop(begin, end, 1, line, cost=1)
+        self._fetch_lines(at, begin, end)
 
     # Sums
 

@@ -122,11 +122,8 @@ class SplitBlockPrinter(BlockPrinter):
 
     def _pairs(self, side: OperandSide, at: SsaValue, lanes: int) -> SsaValue:
         """Print a load of pairs of terms; a single one is repeated in each lane."""
-        emit, era = self.emit, 0
-        if side.buffer not in self.context.given:
-            self.context.era += 1
-            era = self.context.era
-        x = emit.splat(emit.load("i32", lanes, at, 4, emit.depth, era), LANES)
+        emit = self.emit
+        x = emit.splat(emit.load("i32", lanes, at, 4, emit.depth, self.era_of(side)), LANES)
         return emit.pure("bfloat", PAIR * LANES, f"bitcast {x.typed} to <{PAIR * LANES} x bfloat>", x)
 
 

@@ -359,9 +359,7 @@ class Emit:
         low, high = begin.number, end.number
         if low is None or high is None:
             runs = self.test("icmp slt", begin, end)
-            return self.branch(
-                runs, lambda: self._turns(begin, end, step, body, carried), lambda: carried, is_likely=True
-            )
+            return self.branch(runs, lambda: self._turns(begin, end, step, body, carried), lambda: carried)
         turns = -(-(high - low) // step)
         if turns <= 1 or (turns <= UNROLLED_TURNS and turns * cost <= SHORT_LINES):
             for i in range(low, high, step):
@@ -404,15 +402,14 @@ class Emit:
             for own, first, last in zip(inner, carried, results, strict=True)
         ]
         after = f"{label}e"
-        self._extend(
-            outer,
+        outer.lines += [
             f"  br label %{label}",
             f"{label}:",
             *phis,
             *scope.lines,
             f"  br {more.typed}, label %{label}, label %{after}",
             f"{after}:",
-        )
+        ]
         outer.label = after
         return tuple(SsaValue(v.text, v.kind, v.lanes, max(self.depth, 0)) if v.text[0] == "%" else v for v in results)
 
@@ -439,8 +436,6 @@ class Emit:
         condition: SsaValue,
         then: Callable[[], Sequence[SsaValue] | None],
         otherwise: Callable[[], Sequence[SsaValue] | None] = lambda: (),
-        *,
-        is_likely: bool = False,
     ) -> tuple[SsaValue, ...]:
         """Print two branches that return equal numbers of values; return those of the one that is executed."""
         if condition.text in ("true", "false"):
@@ -462,15 +457,12 @@ class Emit:
             name = self.name()
             lines.append(f"  {name} = phi {a.type} [ {a.text}, %{one.label} ], [ {b.text}, %{two.label} ]")
             results.append(SsaValue(name, a.kind, a.lanes, self.depth))
-        self._extend(outer, *lines)
+        outer.lines += lines
         outer.label = f"{label}e"
         return tuple(results)
 
     def _line(self, scope: _Scope, line: str) -> None:
-        self._extend(scope, line)
+        scope.lines.append(line)
         self._characters += len(line)
         if self._characters > MOST_CHARACTERS:
             raise TextLimitError(f"its text would have more than {MOST_CHARACTERS >> 10} KiB")
-
-    def _extend(self, scope: _Scope, *lines: str) -> None:
-        scope.lines.extend(lines)

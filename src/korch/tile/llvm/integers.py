@@ -104,7 +104,7 @@ class IntegerBlockPrinter(BlockPrinter):
         columns = [self._columns(second, v) for v in range(block.vectors)]
         for r, (first, offset) in enumerate(block.first):
             at = emit.place(self.a.kind, emit.place(self.a.kind, first, a[0]), emit.index(offset))
-            x = emit.splat(self._words(self.a, at, 1), self.lanes)
+            x = emit.splat(self.raw(self.a, at, "i32", 1), self.lanes)
             if self.is_shifted:
                 x = emit.op("xor", x, constant("i32", TOP_BITS))
             rows = self._widened(x, self._dtype(self.a))
@@ -140,24 +140,16 @@ class IntegerBlockPrinter(BlockPrinter):
         to = kind if lanes == 1 else f"<{lanes} x {kind}>"
         return self.emit.pure(kind, lanes, f"bitcast {x.typed} to {to}", x)
 
-    def _words(self, side: OperandSide, at: SsaValue, lanes: int) -> SsaValue:
-        """Print a load of numbers of 32 bits, each of four bytes or two numbers of 16 bits."""
-        return self.raw(side, at, "i32", lanes)
-
     def raw(self, side: OperandSide, at: SsaValue, kind: str, lanes: int) -> SsaValue:
         """Print a load of an operand's elements as they are, or as those of another kind."""
-        era = 0
-        if side.buffer not in self.context.given:
-            self.context.era += 1
-            era = self.context.era
-        return self.emit.load(kind, lanes, at, side.size_bytes, self.emit.depth, era)
+        return self.emit.load(kind, lanes, at, side.size_bytes, self.emit.depth, self.era_of(side))
 
     def _columns(self, second: SsaValue, v: int) -> list[SsaValue]:
         """Print a vector of the second operand, as vectors to multiply with."""
         at = self.emit.place(self.b.kind, second, self.emit.index(v * self.group * self.lanes))
         if self.group == PAIR:
             return [self.pairs(self.raw(self.b, at, self.b.kind, PAIR * self.lanes), self._dtype(self.b))]
-        return self._widened(self._words(self.b, at, self.lanes), self._dtype(self.b))
+        return self._widened(self.raw(self.b, at, "i32", self.lanes), self._dtype(self.b))
 
     def pairs(self, x: SsaValue, dtype: DType) -> SsaValue:
         """Print pairs of adjacent numbers as a pair of 16-bit numbers in each lane."""

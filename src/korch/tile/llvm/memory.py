@@ -173,7 +173,6 @@ class Memory:
             is_whole,
             lambda: emit.store(x, place.at, size, ", !nontemporal !0"),
             lambda: emit.store(x, place.at, place.size_bytes),
-            is_likely=True,
         )
 
     def scatter(self, place: Place, value: SsaValue, offsets: Sequence[SsaValue], mask: SsaValue | None = None) -> None:

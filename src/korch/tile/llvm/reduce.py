@@ -115,7 +115,7 @@ class SumPrinter(SpanPrinter):
                 if a != b:
                     test = self.emit.test("icmp eq", a, b)
                     is_whole = test if is_whole.text == "true" else self.emit.op("and", is_whole, test)
-        return self.emit.branch(is_whole, lambda: loops(whole), lambda: loops(ends), is_likely=True)
+        return self.emit.branch(is_whole, lambda: loops(whole), lambda: loops(ends))
 
     def _loops(
         self, axes: Sequence[Axis], ends: Ends, start: Sums, step: Callable[[Env, Sums, int], Sums], copies: int

@@ -202,6 +202,14 @@ class TileCore(ContractPrinter):
             found.append(emit.load(self.kind, self.lanes, place, LINE_BYTES, emit.depth, self.context.era))
         return found
 
+    def _fetch_lines(self, at: SsaValue, begin: SsaValue, end: SsaValue) -> None:
+        emit = self.emit
+
+        def line(i: SsaValue) -> None:
+            emit.prefetch(emit.place("i8", at, emit.times(i, LINE_BYTES)), locality=2)
+
+        emit.loop(begin, end, 1, line, cost=1)
+
 
 class TilePrinter(TileCore, IntegerPrinter):
     """Prints one contraction of bytes on matrix units."""
@@ -354,10 +362,7 @@ class TilePrinter(TileCore, IntegerPrinter):
         first = emit.times(emit.add(emit.times(pair, self.steps), step), count * LINE_BYTES)
         at = emit.place("i8", strip, first)
 
-        def line(i: SsaValue) -> None:
-            emit.prefetch(emit.place("i8", at, emit.times(i, LINE_BYTES)), locality=2)
-
-        emit.loop(emit.index(0), emit.index(count), 1, line, cost=1)
+        self._fetch_lines(at, emit.index(0), emit.index(count))
 
     def _row(self, k: SsaValue, pending: Pending, vectors: int, mask: SsaValue | None) -> None:
         """Print what takes a row of the sums of two tiles."""
