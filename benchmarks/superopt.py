@@ -31,6 +31,7 @@ from benchmarks.models.writer import GraphWriter
 from benchmarks.peers import full_name
 from benchmarks.rows import machine
 from benchmarks.suite import load
+from benchmarks.superopt_unpruned import Unpruned
 from korch.candidate.candidate import make_group
 from korch.inputs import random_inputs
 from korch.primitive import reference
@@ -124,12 +125,12 @@ def _differs(program: TileProgram, graph: PrimitiveGraph, seed: int) -> str:
     return ""
 
 
-KINDS: dict[str, dict[str, bool]] = {
+KINDS: dict[str, dict[str, Any]] = {
     "all": {},
     "without bound": {"by_bound": False},
     "without bound, readers": {"by_bound": False, "by_readers": False},
-    "without expressions": {"by_expression": False},
-    "none": {"by_expression": False, "by_bound": False, "by_readers": False},
+    "without expressions": {"others": Unpruned},
+    "none": {"others": Unpruned, "by_bound": False, "by_readers": False},
 }
 """The pruning rules that are switched off, by the name of a row."""
 

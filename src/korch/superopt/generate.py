@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from typing import Protocol
 
 from korch.superopt.axes import Named, points
 from korch.superopt.expressions import Expression, Expressions
-from korch.superopt.unpruned import Unpruned
 
 STEPS = 14  # most steps of a block graph
 # Block graphs with at most this many steps are searched first; they give a time bound for the search of longer ones.
@@ -84,6 +84,16 @@ class BlockGraph:
     work: int  # arithmetic, in multiply-adds
 
 
+class OtherSteps(Protocol):
+    """Further steps of a search, which counts what its pruning saves."""
+
+    ways: Expressions
+
+    def following(self, there: Collection[int]) -> Iterator[Expression]:
+        """Yield those over the available classes."""
+        ...
+
+
 @dataclass
 class Rules:
     """Which prefixes are pruned, and the limits of the search."""
@@ -93,7 +103,8 @@ class Rules:
     first_steps: int = FIRST_STEPS
     margin: float = MARGIN  # block graphs are kept up to this many times the arithmetic of the best one
     tile_elements: int = 1 << 18  # the elements of the largest tile
-    by_expression: bool = True  # whether to prune prefixes with an expression that can't lead to the result
+    # steps to visit beside those that can lead to the result: with them, no prefix is pruned because of its expressions
+    others: Callable[[Expressions], OtherSteps] | None = None
     by_readers: bool = True  # whether to prune prefixes with too many unread values
     by_bound: bool = True  # whether to prune prefixes that take too long
     seconds: float = 10.0  # the longest time of the search
@@ -144,8 +155,8 @@ class _Generator:
         self, computation: Named, ways: Expressions, rules: Rules, search: GraphSearch, loop: str, end: float
     ) -> None:
         self.computation, self.rules, self.search, self.loop, self.end = computation, rules, search, loop, end
-        self.unpruned = None if rules.by_expression else Unpruned(ways)
-        self.ways = ways if self.unpruned is None else self.unpruned.ways
+        self.others = rules.others(ways) if rules.others is not None else None
+        self.ways = self.others.ways if self.others is not None else ways
         self.sizes = computation.sizes
         self.seen: set[frozenset[BlockStep]] = set()
         # Cheap steps first, so that the bound is low early.
@@ -196,7 +207,7 @@ class _Generator:
 
     def _next(self, state: _State) -> Iterator[tuple[BlockStep, frozenset[int]]]:
         """Yield each step that may follow, with the running maxima that its result depends on."""
-        others = self.unpruned.following({x.expression for x in state.there}) if self.unpruned else ()
+        others = self.others.following({x.expression for x in state.there}) if self.others is not None else ()
         for step in (*self.candidates, *others):
             for operands in self._choices(state, step.arguments):
                 phases = {x.phase for x in operands}
