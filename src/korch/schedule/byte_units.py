@@ -18,7 +18,7 @@ from korch.schedule.contraction import Contraction, Layouts, NotFusedError, cont
 from korch.schedule.products import Products
 from korch.schedule.sides import sides_of, without_units
 from korch.system.alignment import ceil_div, round_up
-from korch.tile.analysis.tiles import STRIP, steps_of, whole_quads
+from korch.tile.analysis.registers import STRIP, steps_of, whole_quads
 from korch.tile.ir.index import Expr, Ranges, add, constant, scale, var
 from korch.tile.ir.program import QUAD, At, Axis, Buffer, Contract, Level, Pass, Registers, Stage, Step, TileProgram
 from korch.tile.lower.emit import Emitter

@@ -1,7 +1,8 @@
-"""The default register blockings of contractions."""
+"""The default register blockings of contractions, and their sizes on matrix units."""
 
 from __future__ import annotations
 
+from korch.system.alignment import ceil_div
 from korch.tile.ir.program import Registers
 
 BYTE_REGISTERS = {16: Registers(12, 2), 8: Registers(6, 2)}
@@ -27,3 +28,20 @@ def largest_of_bytes(lanes: int, has_dot: bool) -> Registers:
 
 LONG_BLOCK = 1024
 """The number of vector multiply-adds that take about as long as fetching a line from memory."""
+
+STRIP = 32
+"""The columns that are computed together on matrix units; also the width of a panel."""
+
+MOST_QUADS = 16
+"""The maximum number of quads (groups of four terms) of a step."""
+
+
+def steps_of(quads: int) -> int:
+    """Return the number of equal steps in which a number of quads of terms is multiplied."""
+    return next(count for count in range(ceil_div(quads, MOST_QUADS), quads + 1) if quads % count == 0)
+
+
+def whole_quads(quads: int) -> int:
+    """Return the number of quads rounded up so that they divide into the minimum number of equal steps."""
+    steps = ceil_div(quads, MOST_QUADS)
+    return steps * ceil_div(quads, steps)

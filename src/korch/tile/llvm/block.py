@@ -15,8 +15,7 @@ from korch.tile.llvm.functions import fused
 from korch.tile.llvm.memory import Place, element_bytes
 from korch.tile.llvm.points import KernelContext, PointVector
 from korch.tile.llvm.sums import SumsPrinter
-
-LINE_BYTES = 64
+from korch.tile.lower.buffers import LINE_BYTES
 
 UNROLLED, MOST_UNROLLED = 16, 90
 """Up to UNROLLED adjacent terms are unrolled if they have at most MOST_UNROLLED multiply-adds."""

@@ -22,9 +22,9 @@ from functools import partial
 
 from korch.primitive.types import DType
 from korch.target import EDGE
-from korch.tile.analysis.tiles import STRIP
+from korch.tile.analysis.registers import STRIP
 from korch.tile.ir.program import PAIR
-from korch.tile.llvm.block import LINE_BYTES, SumBlock
+from korch.tile.llvm.block import SumBlock
 from korch.tile.llvm.components import ComponentPrinter
 from korch.tile.llvm.emit import SsaValue, constant
 from korch.tile.llvm.functions import fused
@@ -32,6 +32,7 @@ from korch.tile.llvm.index import Env, both, condition, loop_inside
 from korch.tile.llvm.instructions import TILE_BYTES, TILE_ROWS, configure_tiles, dot_of, print_tiles
 from korch.tile.llvm.splitter import LANES, PAIRS, STEP, TILE, TOP
 from korch.tile.llvm.tiles import NO, SUMS, YES, Pending, TileCore, TileTurn
+from korch.tile.lower.buffers import LINE_BYTES
 
 MOST_COMPONENTS = 3
 

@@ -17,11 +17,12 @@ from korch.tile.analysis.sums import Sums, batches_of, is_by_lanes, kept_guards,
 from korch.tile.ir.index import Expr, Ranges, add, scale, substitute, var
 from korch.tile.ir.index import constant as number
 from korch.tile.ir.program import At, Axis, Buffer, Contract, Level, Product, TileProgram, refused
-from korch.tile.llvm.block import LINE_BYTES, BlockPrinter, Lines, OperandSide, SumBlock
+from korch.tile.llvm.block import BlockPrinter, Lines, OperandSide, SumBlock
 from korch.tile.llvm.emit import SsaValue, array, constant
 from korch.tile.llvm.index import Env, address, condition, end_of
 from korch.tile.llvm.points import KernelContext
 from korch.tile.llvm.sums import SumsPrinter
+from korch.tile.lower.buffers import LINE_BYTES
 
 STREAM_BYTES = 16384
 """The prefetch distance if the second operand is read contiguously and only once."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from korch.tile.llvm.emit import Emit, SsaValue
 from korch.tile.llvm.memory import Memory, Place
-
-LINE_BYTES = 64
+from korch.tile.lower.buffers import LINE_BYTES
 
 
 def after_line(emit: Emit, place: Place) -> SsaValue:

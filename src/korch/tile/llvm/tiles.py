@@ -18,10 +18,9 @@ from functools import partial
 from korch.system.alignment import ceil_div
 from korch.tile.analysis.axes import even_step, joined
 from korch.tile.analysis.panels import panels
-from korch.tile.analysis.registers import BYTE_REGISTERS
-from korch.tile.analysis.tiles import STRIP, steps_of
+from korch.tile.analysis.registers import BYTE_REGISTERS, STRIP, steps_of
 from korch.tile.ir.program import QUAD, Axis, refused
-from korch.tile.llvm.block import LINE_BYTES, OperandSide, SumBlock
+from korch.tile.llvm.block import OperandSide, SumBlock
 from korch.tile.llvm.contract import ContractPrinter
 from korch.tile.llvm.emit import SsaValue, constant
 from korch.tile.llvm.functions import fused
@@ -38,6 +37,7 @@ from korch.tile.llvm.instructions import (
 )
 from korch.tile.llvm.integers import IntegerPrinter
 from korch.tile.llvm.points import KernelContext
+from korch.tile.lower.buffers import LINE_BYTES
 
 READY = "korch_matrix_units"
 """The function that asks the system whether this process may use the matrix units."""

@@ -15,7 +15,7 @@ from functools import partial
 from korch.system.alignment import ceil_div
 from korch.target import EDGE
 from korch.tile.analysis.components import units_at_once
-from korch.tile.analysis.tiles import STRIP
+from korch.tile.analysis.registers import STRIP
 from korch.tile.llvm.component_tiles import ZERO, ComponentTilePrinter, Tiles
 from korch.tile.llvm.components import ComponentWindowPrinter
 from korch.tile.llvm.emit import SsaValue
