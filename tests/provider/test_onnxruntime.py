@@ -160,7 +160,7 @@ def test_a_library_that_cannot_be_opened_is_a_message(provider, target, builder,
     path.write_bytes(builder.objects(kernel.texts))
     code = (
         "import ctypes, sys, pathlib; from korch.system.native import Code, runtime;"
-        "runtime().korch_use_library(b'onnxruntime', b'/nowhere.so');"
+        "runtime().korch_use_onnxruntime(b'/nowhere.so');"
         "create = Code(pathlib.Path(sys.argv[1]).read_bytes()).function(sys.argv[2] + '_create', ctypes.c_void_p);"
         "error = ctypes.create_string_buffer(512);"
         "print(create(1, error, ctypes.c_size_t(512)), error.value.decode())"
