@@ -10,7 +10,6 @@
 #include <cpuid.h>
 #endif
 #ifdef __linux__
-#include <sys/auxv.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif

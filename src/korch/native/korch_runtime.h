@@ -89,11 +89,6 @@ KORCH_API void korch_use_cores(int count);
 KORCH_API int korch_max_threads(void);
 KORCH_API int korch_set_threads(int threads);
 
-/* The first task of thread `me` if `tasks` are divided among `threads`. */
-static inline int64_t korch_share(int64_t tasks, int64_t me, int64_t threads) {
-    return tasks / threads * me + (me < tasks % threads ? me : tasks % threads);
-}
-
 /* Complete all runs and let no other begin, or let them begin again. */
 void korch_hold_handles(bool holds);
 

@@ -1,41 +1,36 @@
 """The tables of the functions of vectors of 16 numbers."""
 
-# fmt: off
+import math
+import struct
+
+
+def _rounded(x: float) -> float:
+    """Return the nearest float32."""
+    return float(struct.unpack("f", struct.pack("f", x))[0])
+
+
+def _bits(x: float) -> int:
+    """Return the bits of the nearest float32."""
+    return int(struct.unpack("i", struct.pack("f", x))[0])
+
 
 BASE = 0.975169837
 
-# ROOTS has 2^(j / 16); ROOTS_WITHOUT the bits of 2^(j / 16) / BASE, minus j << 19. For 32 intervals of [1, 2) or
-# [0.5, 1), indexed by the five highest bits of the fraction, INVERSES has the inverses of their centers, but 1 beside
-# 1; LOGS the negative logarithms of these, rounded to units of 2^-16; LOGS_REST the rounding errors of LOGS. The center
-# of an interval for tanh is, of the numbers near its middle, the one whose tanh is nearest to a float; the first
-# begins at 0.
-ROOTS = (
-    1.0, 1.04427373, 1.09050775, 1.13878858, 1.18920708, 1.24185777, 1.29683959, 1.35425556, 1.41421354,
-    1.47682619, 1.54221082, 1.61049032, 1.68179286, 1.75625217, 1.8340081, 1.91520655,
-)
-INVERSES = (
-    1.0, 1.0, 0.927536249, 0.901408434, 0.876712322, 0.853333354, 0.83116883, 0.810126603, 0.790123463,
-    0.771084309, 0.752941191, 0.735632181, 0.719101131, 0.703296721, 0.688172042, 0.673684239, 1.31958759,
-    1.29292929, 1.26732671, 1.24271846, 1.21904767, 1.19626164, 1.17431188, 1.15315318, 1.13274336, 1.11304343,
-    1.09401715, 1.07563031, 1.0578512, 1.04065037, 1.0, 1.0,
-)
-LOGS = (
-    0.0, 0.0, 0.0752258301, 0.103790283, 0.131576538, 0.158599854, 0.184921265, 0.210571289, 0.235565186,
-    0.259963989, 0.2837677, 0.307022095, 0.32975769, 0.351974487, 0.373718262, 0.394989014, -0.277313232,
-    -0.256912231, -0.236907959, -0.217300415, -0.198074341, -0.179199219, -0.160675049, -0.142501831, -0.124649048,
-    -0.10710144, -0.0898590088, -0.0729064941, -0.0562438965, -0.0398406982, 0.0, 0.0,
-)
-LOGS_REST = (
-    0.0, 0.0, -2.42746705e-06, 6.52910512e-06, -1.7284664e-07, 5.15244665e-06, 1.07477695e-06, -6.54510086e-06,
-    8.78315291e-07, -6.42756777e-06, 4.53377567e-07, 2.94429356e-06, -4.41430166e-06, 1.91070671e-06,
-    -1.85099384e-06, 4.75172828e-06, -6.02226055e-06, 1.81859161e-06, -1.7722615e-06, -8.6996414e-07, 4.388874e-06,
-    -2.17904267e-06, -7.29002159e-06, 1.74423303e-06, 6.60636942e-06, 3.35050822e-06, 2.63030711e-06,
-    -3.27890206e-07, 4.22007088e-06, -5.17305216e-06, 0.0, 0.0,
-)
-ROOTS_WITHOUT = (
-    0x3f83425a, 0x3f81120e, 0x3f7f23a0, 0x3f7d79fa, 0x3f7c1828, 0x3f7b0158, 0x3f7a38dc, 0x3f79c22c, 0x3f79a0e7,
-    0x3f79d8d5, 0x3f7a6de9, 0x3f7b6443, 0x3f7cc032, 0x3f7e8634, 0x3f80bafc, 0x3f836372,
-)
+# 2^(j / 16), and the bits of 2^(j / 16) / BASE, minus j << 19.
+ROOTS = tuple(2 ** (j / 16) for j in range(16))
+ROOTS_WITHOUT = tuple(_bits(root / BASE) - (j << 19) for j, root in enumerate(ROOTS))
+
+# For 32 intervals of [1, 2) or [0.5, 1), indexed by the five highest bits of the fraction: the inverses of their
+# centers, but 1 beside 1; the negative logarithms of these, rounded to units of 2^-16; the rounding errors of these.
+CENTERS = tuple((1 + (i + 0.5) / 32) / (1 if i < 16 else 2) for i in range(32))
+INVERSES = tuple(1.0 if i in (0, 1, 30, 31) else _rounded(1 / center) for i, center in enumerate(CENTERS))
+LOGS = tuple(round(-math.log(inverse) * 2**16) / 2**16 for inverse in INVERSES)
+LOGS_REST = tuple(-math.log(inverse) - log for inverse, log in zip(INVERSES, LOGS, strict=True))
+
+# fmt: off
+
+# The center of an interval for tanh is, of the numbers near its middle, the one whose tanh is nearest to a float; the
+# first begins at 0.
 TANH_CENTERS = (
     2.24546003, 2.74547005, 3.24603248, 3.74528003, 4.49024487, 5.49063492, 6.49241495, 7.50999498, 8.52529526,
     9.0, 9.0, 9.0, 0.0, 0.0858064815, 0.101457112, 0.117045701, 0.140344381, 0.171569213, 0.202819839, 0.234081715,
