@@ -33,35 +33,9 @@ FUNCTIONS = ("exp", "log", "tanh", "erf", "sigmoid")
 LIBRARY = ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")
 LIBRARY_OF_DOUBLE = ("exp", "log", "tanh", "erf")
 OPS = {
-    *(
-        *FLOAT_OPS,
-        *INTEGER_OPS,
-        *TESTS,
-        *ROUNDINGS,
-        *FUNCTIONS,
-        *LIBRARY,
-        "neg",
-        "abs",
-        "sign",
-        "reciprocal",
-        "max",
-        "min",
-    ),
-    *(
-        "not",
-        "isnan",
-        "isinf",
-        "and",
-        "or",
-        "xor",
-        "pow",
-        "mod",
-        "bitwise_not",
-        "shift_left",
-        "shift_right",
-        "where",
-        "cast",
-    ),
+    *(*FLOAT_OPS, *INTEGER_OPS, *TESTS, *ROUNDINGS, *FUNCTIONS, *LIBRARY),
+    *("neg", "abs", "sign", "reciprocal", "max", "min", "cast"),
+    *("not", "isnan", "isinf", "and", "or", "xor", "pow", "mod", "bitwise_not", "shift_left", "shift_right", "where"),
 }
 """The operations that are printed."""
 
