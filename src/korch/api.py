@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("korch.api")
 
 Shapes = Mapping[str, Sequence[int | range] | int | range | str]
+Binding = Mapping[str, tuple[Bound, ...]]
 
 
 @overload
@@ -226,7 +227,7 @@ def _unclear(shapes: object) -> OptionError:
 def build(
     source: ModelSource,
     options: Options,
-    bindings: Sequence[Mapping[str, tuple[Bound, ...]]],
+    bindings: Sequence[Binding],
     progress: Progress | None = None,
     deadline: Deadline | None = None,
     watch: Watch | None = None,
@@ -257,113 +258,91 @@ def build(
     if options.is_cuda and options.measure:
         require_device(options.target)
     deadline = deadline or Deadline.after(options.budget_s, time.monotonic())
-    if len(options.isas) > 1:
-        found = {
-            isa: build(
-                source,
-                replace(options.for_search(i), isa=isa),
-                bindings,
-                progress,
-                deadline.shared(len(options.isas) - i),
-                watch,
+    job = _Job(source, options, progress or (lambda stage, text: None), deadline, watch)
+    if len(options.isas) == 1:
+        return job.build(bindings)
+    count = len(options.isas)
+    found = {isa: job.part(i, count, isa=isa).build(bindings) for i, isa in enumerate(options.isas)}
+    best = found[best_isa(found)]
+    best.others = found
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What all plans of one call of `build` have in common."""
+
+    source: ModelSource
+    options: Options
+    progress: Progress
+    deadline: Deadline
+    watch: Watch | None
+
+    def part(self, number: int, count: int, **options: Any) -> _Job:
+        """Return search `number` of `count` searches that share the time that is left."""
+        own = replace(self.options.for_search(number), **options)
+        return replace(self, options=own, deadline=self.deadline.shared(count - number))
+
+    def build(self, bindings: Sequence[Binding]) -> Runnable:
+        """Return an executable for all bindings."""
+        try:
+            if len(bindings) > 1 or not is_open(bindings[0]):
+                return self._bound(bindings)
+        except UnknownSizeError:
+            if len(bindings) > 1:
+                raise
+        return self._assumed(bindings[0])
+
+    def _assumed(self, binding: Binding) -> Runnable:
+        """Optimize a model for ranges of the sizes that the binding leaves open, or else for one size of each."""
+        sizes = assumed(read_model(self.source).declared, binding)
+        try:
+            if not sizes:
+                return self._bound([binding])
+            if not self.options.is_cuda:
+                logger.warning("sizes that are not given are assumed; to change them: %s", binding_text(sizes))
+                return self._bound([{**binding, **sizes}])
+        except (UnsupportedError, ModelError) as error:
+            logger.warning("the model is optimized for one size of each dimension: %s", error)
+        sizes = fixed(sizes)
+        logger.warning("sizes that are not given are assumed; to change them: %s", binding_text(sizes))
+        return self._bound([{**binding, **sizes}])
+
+    def _bound(self, bindings: Sequence[Binding]) -> Runnable:
+        if any(isinstance(n, range) for binding in bindings for shape in binding.values() for n in shape):
+            return self._ranged(bindings)
+        count = len(bindings)
+        found = [self.part(i, count)._static(static(binding)) for i, binding in enumerate(bindings)]
+        if count == 1:
+            return found[0]
+        native = [executable for executable in found if isinstance(executable, Executable)]
+        if len(native) < count:
+            raise UnsupportedError(
+                "a part of the model runs on the host, so it can't have several bindings yet",
+                where="option --shape",
+                hint="Build an artifact for each binding",
             )
-            for i, isa in enumerate(options.isas)
-        }
-        best = found[best_isa(found)]
-        best.others = found
-        return best
-    try:
-        if len(bindings) > 1 or not is_open(bindings[0]):
-            return _build(source, options, bindings, progress, deadline, watch)
-    except UnknownSizeError:
+        shaped.check_different(native)
+        return ShapedExecutable(*combine(native, builder_of(self.options)))
+
+    def _ranged(self, bindings: Sequence[Binding]) -> RangedExecutable:
         if len(bindings) > 1:
-            raise
-    return _build_assumed(source, options, bindings[0], progress, deadline, watch)
+            raise OptionError(
+                "there are ranges of sizes and several bindings",
+                where="option --shape",
+                expected="ranges, or sizes separated by commas",
+            )
+        source = onnx_source(self.source, bindings[0])
+        return optimize_ranges(source, self.options, self.progress, self.deadline, self.watch)
 
-
-def _build_assumed(
-    source: ModelSource,
-    options: Options,
-    binding: Mapping[str, tuple[Bound, ...]],
-    progress: Progress | None,
-    deadline: Deadline,
-    watch: Watch | None,
-) -> Runnable:
-    """Optimize a model for ranges of the sizes that the binding leaves open, or else for one size of each."""
-    sizes = assumed(read_model(source).declared, binding)
-    try:
-        if not sizes:
-            return _build(source, options, [binding], progress, deadline, watch)
-        if not options.is_cuda:
-            logger.warning("sizes that are not given are assumed; to change them: %s", binding_text(sizes))
-            return _build(source, options, [{**binding, **sizes}], progress, deadline, watch)
-    except (UnsupportedError, ModelError) as error:
-        logger.warning("the model is optimized for one size of each dimension: %s", error)
-    sizes = fixed(sizes)
-    logger.warning("sizes that are not given are assumed; to change them: %s", binding_text(sizes))
-    return _build(source, options, [{**binding, **sizes}], progress, deadline, watch)
-
-
-def _build(
-    source: ModelSource,
-    options: Options,
-    bindings: Sequence[Mapping[str, tuple[Bound, ...]]],
-    progress: Progress | None,
-    deadline: Deadline,
-    watch: Watch | None,
-) -> Runnable:
-    if any(isinstance(n, range) for binding in bindings for shape in binding.values() for n in shape):
-        return _build_ranges(source, options, bindings, progress, deadline, watch)
-    found = [
-        _build_one(source, options.for_search(i), static(binding), progress, deadline.shared(len(bindings) - i), watch)
-        for i, binding in enumerate(bindings)
-    ]
-    if len(found) == 1:
-        return found[0]
-    native = [executable for executable in found if isinstance(executable, Executable)]
-    if len(native) < len(found):
-        raise UnsupportedError(
-            "a part of the model runs on the host, so it can't have several bindings yet",
-            where="option --shape",
-            hint="Build an artifact for each binding",
-        )
-    shaped.check_different(native)
-    return ShapedExecutable(*combine(native, builder_of(options)))
-
-
-def _build_ranges(
-    source: ModelSource,
-    options: Options,
-    bindings: Sequence[Mapping[str, tuple[Bound, ...]]],
-    progress: Progress | None,
-    deadline: Deadline,
-    watch: Watch | None,
-) -> RangedExecutable:
-    if len(bindings) > 1:
-        raise OptionError(
-            "there are ranges of sizes and several bindings",
-            where="option --shape",
-            expected="ranges, or sizes separated by commas",
-        )
-    tell = progress or (lambda stage, text: None)
-    return optimize_ranges(onnx_source(source, bindings[0]), options, tell, deadline, watch)
-
-
-def _build_one(
-    source: ModelSource,
-    options: Options,
-    shapes: Mapping[str, tuple[int, ...]],
-    progress: Progress | None,
-    deadline: Deadline,
-    watch: Watch | None,
-) -> Executable | CudaExecutable | HostedExecutable:
-    try:
-        return optimize_model(source, options, shapes, progress, deadline, watch)
-    except (UnsupportedError, UnprovidedError):
-        if not options.ablation.host:
-            raise
-    # A part of the model is not a graph of static tensors, or no provider supports its types.
-    return optimize_with_host(source, options, shapes, progress, deadline=deadline)
+    def _static(self, shapes: Mapping[str, tuple[int, ...]]) -> Executable | CudaExecutable | HostedExecutable:
+        try:
+            return optimize_model(self.source, self.options, shapes, self.progress, self.deadline, self.watch)
+        except (UnsupportedError, UnprovidedError):
+            if not self.options.ablation.host:
+                raise
+        # A part of the model is not a graph of static tensors, or no provider supports its types.
+        return optimize_with_host(self.source, self.options, shapes, self.progress, deadline=self.deadline)
 
 
 def _is_torch_model(model: object) -> bool:
