@@ -28,11 +28,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.cached_lines import CachedLines
 from benchmarks.core_costs import measure_costs
 from benchmarks.plans import Plan, executable, for_threads, run_times_ns, searched
 from benchmarks.rows import known_rows, write_rows
 from korch.backend import TASK_PARTS
-from korch.events.fetched import CachedLines
+from korch.events.graph import Touched
 from korch.events.kernels import has_tasks, segments_of
 from korch.events.schedule import schedule_segment
 from korch.events.simulate import DEFAULT_COSTS, CoreCosts
@@ -129,8 +130,12 @@ def predict(plan: Plan, counts: Sequence[int], measured: Mapping[str, Any]) -> d
         costs = CoreCosts(**known[nearest]) if nearest else DEFAULT_COSTS
         parts = TASK_PARTS if threads <= 8 else 1
         cached = CachedLines(threads * target.l2_bytes)
+
+        def fetch_ns(touched: Touched, thread: int, cached: CachedLines = cached, costs: CoreCosts = costs) -> float:
+            return costs.fetch_ns_per_byte * cached.fetch(touched, thread)
+
         for own in sorted(segments, key=lambda own: own[0].step) if threads > 1 else []:
-            segment = schedule_segment(own, target, parts, cached, costs)
+            segment = schedule_segment(own, target, parts, fetch_ns, costs)
             replaced_ns = sum(use.cost_ns for use in own)
             times["joins"] += segment.joined.total_ns - replaced_ns
             times["tasks"] += segment.simulated.total_ns - replaced_ns

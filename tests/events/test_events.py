@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.cached_lines import CachedLines
 from korch.errors import InvalidGraphError
 from korch.events.check import check_graph, check_queues
 from korch.events.derive import derive_events
-from korch.events.fetched import CachedLines
 from korch.events.graph import AffineMap, TableMap, Touched, affine_or_table
 from korch.events.queues import QueuedTask, make_queues
 from korch.events.spans import NOTHING, run, runs, union

@@ -7,13 +7,12 @@ there the one with the longest path to the end. A task may begin before tasks of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from korch.events.check import check_graph, check_queues
 from korch.events.derive import derive_events
-from korch.events.fetched import CachedLines
-from korch.events.graph import Task, TaskGraph
+from korch.events.graph import Task, TaskGraph, Touched
 from korch.events.kernels import Splitter, TaskStage, Use
 from korch.events.queues import Queues, make_queues
 from korch.events.simulate import DEFAULT_COSTS, CoreCosts, Simulated, simulate_joins, simulate_queues
@@ -40,7 +39,7 @@ def schedule_segment(
     uses: Sequence[Use],
     target: Target,
     parts: int = 1,
-    cached: CachedLines | None = None,
+    more_ns: Callable[[Touched, int], float] = lambda touched, thread: 0.0,
     costs: CoreCosts = DEFAULT_COSTS,
 ) -> TaskSegment:
     """Return the queues of some kernels.
@@ -49,8 +48,8 @@ def schedule_segment(
         uses: the kernels in order; all can run as tasks.
         target: the threads.
         parts: into how many tasks the grid points of each thread are divided.
-        cached: which threads hold the data that earlier kernels have written: tasks whose time on one thread is known
-            take longer by the time to fetch data from other threads. None if times are those on all threads.
+        more_ns: returns how much longer than in its kernel's measured time a task takes that touches some bytes on a
+            thread, such as to fetch what other threads have written. It is called for all tasks in order.
         costs: the costs of communication between the machine's cores.
     """
     splitter = Splitter(target, parts)
@@ -66,10 +65,11 @@ def schedule_segment(
     names = [f"{stage.use.kernel.symbol}.{max(0, _number(stage))}" for stage in stages]
     graph = derive_events(names, footprints)
     check_graph(graph)
-    times_ns = {(s, i): time_ns for s, stage in enumerate(stages) for i, time_ns in enumerate(stage.times_ns)}
-    if cached is not None:
-        for s, i in times_ns:
-            times_ns[s, i] += costs.fetch_ns_per_byte * cached.fetch(footprints[s][i], stages[s].parts[i].thread)
+    times_ns = {
+        (s, i): time_ns + more_ns(footprints[s][i], stage.parts[i].thread)
+        for s, stage in enumerate(stages)
+        for i, time_ns in enumerate(stage.times_ns)
+    }
     threads = {(s, i): part.thread for s, stage in enumerate(stages) for i, part in enumerate(stage.parts)}
     queues = make_queues(graph, list_orders(graph, times_ns, threads, target.threads, costs))
     check_queues(queues, footprints)
