@@ -12,7 +12,7 @@ import pytest
 
 import korch
 from korch.candidate.candidate import Candidate, Group, Offer, Refusal
-from korch.errors import InfeasibleError, InputError
+from korch.errors import InfeasibleError, InputError, UnsupportedError
 from korch.options import Options
 from korch.pipeline import transfer
 from korch.pipeline.each_size import has_time_for_each
@@ -64,6 +64,30 @@ def test_each_size_has_a_plan_without_masks(detector: RangedExecutable) -> None:
     for size in range(8, 29, 4):
         image = np.random.default_rng(size).standard_normal((1, 3, size, size)).astype(np.float32)
         check(detector, pyramid(), image)
+
+
+PADDED = """
+g (float[n, 8] image) => (float[m, 32] y)
+<int64[1] four = {4}, int64[1] zero = {0}, int64[2] zeros = {0, 0}, int64[2] wide = {-1, 32}>
+{
+    size = Shape <start = 0, end = 1> (image)
+    less = Neg(size)
+    more = Mod(less, four)
+    pads = Concat <axis = 0> (zeros, more, zero)
+    whole = Pad(image, pads)
+    groups = Reshape(whole, wide)
+    y = Relu(groups)
+}
+"""
+
+
+def test_sizes_with_different_steps_have_a_plan_each(cache_folder) -> None:
+    found = korch.optimize(model(PADDED), shapes={"n": range(5, 10)}, cache_folder=cache_folder, **QUICK)
+    assert isinstance(found, RangedExecutable) and len(found.executables) == 5
+    for size in range(5, 10):
+        check(found, model(PADDED), np.random.default_rng(size).standard_normal((size, 8)).astype(np.float32))
+    with pytest.raises(UnsupportedError, match="depending on the size"):
+        korch.optimize(model(PADDED), shapes={"n": range(5, 100)}, cache_folder=cache_folder, **QUICK)
 
 
 def test_other_sizes_are_refused(detector: RangedExecutable) -> None:

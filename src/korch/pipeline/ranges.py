@@ -23,6 +23,7 @@ from korch.pipeline.optimize import Watch, optimize_run
 from korch.pipeline.run import Run
 from korch.pipeline.source import Source
 from korch.primitive.op import Array
+from korch.ranges.exact import count_sizes
 from korch.ranges.form import Dimension, Sizes
 from korch.ranges.lockstep import HINT
 from korch.ranges.masked import masked, share_of
@@ -71,11 +72,10 @@ def optimize_ranges(
     """
     given, options = _given(source, options), replace(options, inputs=None)
     try:
-        if has_time_for_each(source, options, deadline):
+        is_for_each = has_time_for_each(source, options, deadline)
+        executable = None if is_for_each else _for_all(source, options, progress, deadline, watch)
+        if executable is None:
             executable = optimize_each(source, options, progress, deadline, watch)
-        else:
-            found, ranges = _plans(source, options, progress, deadline, watch)
-            executable = RangedExecutable(*combine(found, builder_of(options)), ranges)
     except UnprovidedError as error:
         raise UnsupportedError(
             f"a part of the model runs on the host, which takes no ranges of sizes ({error})",
@@ -91,6 +91,20 @@ def optimize_ranges(
             _text(source.dimensions, sizes),
         )
     return executable
+
+
+def _for_all(
+    source: Source, options: Options, progress: Progress, deadline: Deadline, watch: Watch | None
+) -> RangedExecutable | None:
+    """Return an executable of plans that serve all sizes up to their own; None if each size needs its own plan."""
+    try:
+        found, ranges = _plans(source, options, progress, deadline, watch)
+        return RangedExecutable(*combine(found, builder_of(options)), ranges)
+    except UnsupportedError as error:
+        if not 1 < count_sizes(source.dimensions) <= options.search.exact_sizes:
+            raise
+        progress("frontend", f"a plan for each size, because no plan serves all sizes: {error.what}")
+        return None
 
 
 def _given(source: Source, options: Options) -> Arrays | None:
