@@ -153,19 +153,21 @@ def quantized() -> str:
     """Return the quotients of the fastest other engine for models of few bits, by machine."""
     rows = []
     for kind, prefix in (("quantized", "int8, "), ("narrow", "")):
-        machines = [results(f"{kind}{suffix}.json") for suffix in ("", "-amx")]
-        for model in machines[0]:
+        files = [f"{kind}{suffix}.json" for suffix in ("", "-avx512", "-amx")]
+        machines = [results(file) if (RESULTS / file).exists() else {} for file in files]
+        for model in dict.fromkeys(model for machine in machines for model in machine):
             found = [against_best(machine[model]) if model in machine else ("", None) for machine in machines]
             cells = [f"{spread(times)} {engine}" if engine else "–" for engine, times in found]
             rows.append([f"{prefix}{model}", *cells])
-    return markdown(["fastest other engine / Korch", "EPYC, AVX2", "Xeon with AMX"], rows)
+    return markdown(["fastest other engine / Korch", "EPYC, AVX2", "EPYC, AVX-512", "Xeon with AMX"], rows)
 
 
 def precision() -> str:
     """Return how much faster plans with an error budget are."""
     rows = [
-        [model, spread(row["quotients"]), f"{max(row['errors']):.1e}"]
-        for model, row in results("precision-amx.json").items()
+        [f"{model}, {machine}", spread(row["quotients"]), f"{max(row['errors']):.1e}"]
+        for machine, file in (("Xeon", "precision-amx.json"), ("EPYC", "precision-avx512.json"))
+        for model, row in results(file).items()
     ]
     return markdown(["model", "float32 / with `--error 1e-2`", "largest error"], rows)
 

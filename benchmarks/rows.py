@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import subprocess
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -61,7 +62,9 @@ def write_rows(path: Path | None, rows: Any, key: str = "models") -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Return the CPU's model, its cores and instruction set, and the versions of Python and of installed packages."""
+    """Return the CPU's model, its cores and instruction set, Korch's commit, and the versions of what is installed."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     versions = {}
     for package in PACKAGES:
         try:
@@ -74,6 +77,7 @@ def machine() -> dict[str, Any]:
         "cpu": names[0] if names else platform.machine(),
         "cores": len(names),
         "isa": detect_target(1, "").isa,
+        "commit": commit,
         "python": platform.python_version(),
         "versions": versions,
     }

@@ -1,11 +1,12 @@
 """Checks kernels of every provider for random groups of every element type.
 
-    python -m tests.support.fuzz_kernels [--rounds 200] [--seed 0] [--neon]
+    python -m tests.support.fuzz_kernels [--rounds 200] [--seed 0] [--neon | --amx]
 
 A round draws a few random graphs of one to three element types, cuts them into groups as a search
 does, asks every provider of the CPU for kernels, compiles them together, and compares each with the
 reference. A kernel that does not compile or has wrong results is a finding. Round n of a seed always
-draws the same groups. With `--neon` kernels are built for NEON and run by emulation (`korch.testing.emulated`).
+draws the same groups. With `--neon` kernels are built for NEON and run by emulation (`korch.testing.emulated`); with
+`--amx` software emulates matrix units that the machine lacks. `$KORCH_ISA` chooses other instruction sets.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from korch.target import LANES, Target, detect_target
 from korch.testing.emulated import Emulated, missing_commands
 from korch.testing.kernels import check_kernel, load_kernels
 from korch.testing.samples import random_arrays
+from tests.support.matrix_units import matrix_units
 from tests.support.random_graph import random_graph
 
 PLAIN = ((DType.F32,), (DType.F16,), (DType.BF16,), (DType.F64,))
@@ -184,6 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first round")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--neon", action="store_true", help="build for NEON and run by emulation")
+    parser.add_argument("--amx", action="store_true", help="build for matrix units, in software if there are none")
     args = parser.parse_args(arguments)
     if args.neon and (missing := missing_commands()):
         parser.error(f"--neon needs {' and '.join(missing)}; in Debian: apt-get install qemu-user")
@@ -193,6 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number in range(args.first, args.first + args.rounds):
         with tempfile.TemporaryDirectory() as folder:
             builder = Emulated(Path(folder)) if args.neon else Builder(target.isa, Path(folder))
+            if args.amx:
+                target, builder = matrix_units(target, Path(folder))
             count, findings = run_round(args.seed, number, target, builder)
         checked, wrong = checked + count, wrong + len(findings)
         for finding in findings:
