@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from korch.measure.calibrate import FACT, Calibration, MemoryLevel
+from korch.costs.rates import Calibration, MemoryLevel
+from korch.measure.calibrate import FACT
 from korch.measure.compiler import Builder
 from korch.measure.database import Database
 from korch.measure.llvm_process import llvm_identity

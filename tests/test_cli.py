@@ -705,7 +705,7 @@ KNOWN_RATES = """
 import sys
 from korch.cli import main
 from korch.measure import cpu
-from korch.measure.calibrate import Calibration, MemoryLevel
+from korch.costs.rates import Calibration, MemoryLevel
 cpu.calibrate = lambda *_: Calibration((MemoryLevel(0, 1e10, 1e10),), 1e11, 1.0, 500.0)
 sys.exit(main(sys.argv[1:]))
 """

@@ -24,6 +24,7 @@ ORDER = (
     ("cuda",),
     ("schedule",),
     ("provider",),
+    ("costs",),
     ("measure",),
     ("cuda.measure",),
     ("binary_program",),

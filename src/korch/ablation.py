@@ -27,6 +27,8 @@ class Ablation:
             one candidate.
         baselines: whether the best plan is compared end to end with the fully split, the plain-layout
             and the greedily fused plan.
+        learned_costs: whether kernels that are not measured are estimated by the learned model of costs, not by their
+            bytes and operations alone.
         host: whether operators that do not fit a graph of static tensors run in ONNX Runtime. If not, models with
             such operators are refused.
 
@@ -39,6 +41,7 @@ class Ablation:
     layouts: Literal["any", "last", "plain"] = "any"
     attach_chains: bool = True
     baselines: bool = True
+    learned_costs: bool = True
     host: bool = True
 
     def __post_init__(self) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from korch.costs.rates import Calibration
 from korch.measure import calibrate as module
-from korch.measure.calibrate import Calibration, calibrate, kept_size, shared_sizes
+from korch.measure.calibrate import calibrate, kept_size, shared_sizes
 from korch.measure.rate_loops import print_rates
 from korch.system.deadline import Deadline
 from korch.system.native import Code, runtime

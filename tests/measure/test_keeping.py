@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from korch.candidate.candidate import Candidate, Offer, make_group
-from korch.measure.calibrate import FACT, Calibration, MemoryLevel
+from korch.costs.rates import Calibration, MemoryLevel
+from korch.measure.calibrate import FACT
 from korch.measure.cpu import CpuMeter
 from korch.measure.record import AGAIN, Failed, Measured, is_lasting
 from korch.options import Options
@@ -92,7 +93,7 @@ def test_what_runs_nothing_is_known_and_never_timed(meter):
     (record,) = meter.measure(candidates)
     assert meter.confirm(candidates) == [record]
     assert (record.time_ns, meter.cost_ns(candidates[0])) == (0, (0, True))
-    assert meter.bound_ns(candidates[0]) == meter.guess_ns(candidates[0]) == 0
+    assert meter.bound_ns(candidates[0]) == meter.predict(candidates)[0][0] == 0
     assert meter.database.record(candidates[0].key) is None
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from korch.costs.rates import Calibration, MemoryLevel, Work
 from korch.errors import CompileError
 from korch.measure import database as database_module
-from korch.measure.calibrate import Calibration, MemoryLevel, Work
 from korch.measure.compiler import Builder, CompileFailure, usable_folder
 from korch.measure.database import SCHEMA_VERSION, Database
 from korch.measure.record import Failed, Measured, from_text, summarize, to_text

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from korch.candidate.candidate import Candidate, Group
+from korch.costs.analysis import needed_flop
 from korch.measure.compiler import Builder
-from korch.measure.cpu import needed_flop
 from korch.primitive.types import ValueType
 from korch.provider.conv import ConvProvider
 from korch.provider.gemm import GemmProvider

@@ -9,9 +9,9 @@ import pytest
 
 from korch.candidate.candidate import Candidate, Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last
+from korch.costs.analysis import needed_flop
 from korch.errors import InvalidGraphError
 from korch.measure.compiler import Builder
-from korch.measure.cpu import needed_flop
 from korch.primitive import reference
 from korch.primitive.ops.layout import PadAttributes, TakeAttributes
 from korch.primitive.ops.linear import ConvAttributes

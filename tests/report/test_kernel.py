@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from korch.costs.rates import MemoryLevel, Rates
 from korch.errors import OptionError
-from korch.measure.calibrate import MemoryLevel, Rates
 from korch.report.kernel import kernel_text, limit_of, nearest_rival, rival_row, slowest, why
 from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
 from korch.runtime.report import GroupedKernel, GroupingRecord, Report, Rival

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from korch.costs.rates import MemoryLevel, Rates
 from korch.equivalence.saturate import RuleReport, SaturationReport
 from korch.errors import UnsupportedError
-from korch.measure.calibrate import MemoryLevel, Rates
 from korch.report import page as page_module
 from korch.report.compare import Row
 from korch.report.diff import changes, differences

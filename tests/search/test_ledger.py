@@ -42,7 +42,7 @@ class Silent(FakeMeter):
     def measure(self, *arguments: Any) -> Any:
         raise AssertionError("a replay measures nothing")
 
-    known = confirm = guess_ns = compile_s = measure  # type: ignore[assignment]
+    known = confirm = predict = compile_s = measure  # type: ignore[assignment]
 
 
 def plan(ledger: Ledger, deadline: Deadline | None = None) -> list[str]:

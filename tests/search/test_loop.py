@@ -16,6 +16,7 @@ from korch.candidate.candidate import Candidate
 from korch.candidate.enumerate import enumerate_groups
 from korch.errors import InfeasibleError, UnprovidedError
 from korch.limits import SearchLimits
+from korch.measure.meter import SPREAD
 from korch.measure.record import Failed, Measured
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
@@ -52,8 +53,8 @@ class ScriptedMeter:
     def bound_ns(self, candidate: Candidate) -> int:
         return self.bounds[candidate.key]
 
-    def guess_ns(self, candidate: Candidate) -> int:
-        return 2 * self.bounds[candidate.key]
+    def predict(self, candidates: Sequence[Candidate]) -> list[tuple[int, float]]:
+        return [(2 * self.bounds[candidate.key], SPREAD) for candidate in candidates]
 
     def known(self, candidate: Candidate) -> Measured | Failed | None:
         return None

@@ -12,12 +12,16 @@ from pathlib import Path
 import numpy as np
 
 from korch.candidate.candidate import Candidate, Refusal
+from korch.costs.analysis import analyse, work_of
+from korch.costs.features import features
+from korch.costs.model import model_for
+from korch.costs.operations import gathered_indices
+from korch.costs.rates import Calibration, Rates
 from korch.measure import uncompiled
-from korch.measure.calibrate import FACT, Calibration, Rates, Work, calibrate
+from korch.measure.calibrate import FACT, calibrate
 from korch.measure.compiler import Builder, CompileFailure, target_of, usable_folder
 from korch.measure.database import Database
-from korch.measure.meter import BATCH, CandidateMeter
-from korch.measure.operations import gathered_indices, has_windows, operations
+from korch.measure.meter import BATCH, SPREAD, CandidateMeter
 from korch.measure.pace import Pace
 from korch.measure.record import Failed, FailureKind, Measured, Record
 from korch.measure.timer import SCRATCH, BufferSpec, Job, Setup, time_kernels
@@ -25,7 +29,6 @@ from korch.options import Options
 from korch.provider.for_sizes import kernel_for_sizes
 from korch.provider.in_place import InPlaceProvider
 from korch.provider.provider import Kernel, Provider
-from korch.schedule.contraction import is_of_bytes
 from korch.system.deadline import Deadline
 from korch.target import Target
 
@@ -34,37 +37,8 @@ logger = logging.getLogger("korch.measure")
 DISPATCH_NS = 20
 """The time per kernel for its call: loading pointers, an indirect call."""
 
-GUESS_START_NS = 3000
-"""The estimated fixed time of a kernel: a parallel region, cold weights, ends of loops."""
-
-GUESS = 2.4
-"""The typical ratio of a kernel's time to the sum of the times for its bytes and for its operations at the
-calibrated rates."""
-
-
-OPERATION_FLOP = 3
-"""The cost of an operation on an element in a generated kernel, in floating-point operations of multiply-adds;
-the element is also loaded or stored."""
-
-WINDOW_OPERATION = 8
-"""The cost of an operation in windows along rows, as a multiple of other operations: the ends of the windows
-are guarded, and their rows are not aligned."""
-
-
-BYTES_TOGETHER = 4
-"""The most products of bytes that vector units accumulate in the time of one float32 multiply-add."""
-
-
 CALIBRATION_LIMIT_S = 5.0
 """The seconds after which a search with a budget only completes the calibration: a busy machine needs much longer."""
-
-
-def needed_flop(candidate: Candidate) -> int:
-    """Return the operations that count for a kernel's bound: those of the units that determine its rate."""
-    flop = max(candidate.linear_flop, candidate.offer.work_flop) - candidate.offer.vector_flop
-    body = candidate.group.body
-    has_bytes = candidate.offer.pairs == 0 and any(is_of_bytes(body, root) for root in body.linear)
-    return flop // BYTES_TOGETHER if has_bytes else flop
 
 
 BATCH_SHARE = 0.3
@@ -111,6 +85,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         """
         super().__init__(options, (*providers, InPlaceProvider()))
         self.target = target_of(options)
+        self.model = model_for(self.target.isa) if options.ablation.learned_costs else None
         self.builder = Builder(self.target.isa, options.cache_folder, end)
         self.failures = self.builder.folder.parent / "not-compiled"
         folder = self.builder.folder.parent
@@ -123,7 +98,6 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             self.database.close()
             self.database = Database(folder, self.target.fingerprint, conditions="cold weights")
             self.calibration = self._calibrate(self.calibration)
-        self._counts: dict[str, tuple[float, bool]] = {}  # by group: the operations, and whether it has windows
 
     def known(self, candidate: Candidate) -> Record | None:
         """Return the record of a candidate from this run or the database; None if there is none."""
@@ -145,61 +119,28 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         """Return a lower bound of the time of any kernel for a candidate."""
         if candidate.offer.is_in_place:
             return 0
-        return DISPATCH_NS + self.calibration.bound_ns(self._work(candidate))
+        return DISPATCH_NS + self.calibration.bound_ns(work_of(candidate, is_cold=self.reads_weights_from_memory))
 
-    def guess_ns(self, candidate: Candidate) -> int:
-        """Return the approximate time of a candidate.
+    def predict(self, candidates: Sequence[Candidate]) -> list[tuple[int, float]]:
+        """Return the approximate time of each candidate in nanoseconds, and the usual error of its logarithm.
 
-        A kernel's inputs have just been written, but its weights and outputs are not in the cores' private
-        caches, so its bytes are assumed to come from the shared cache.
+        Both come from the learned model of costs if the instruction set has one, else from an analytic guess.
         """
-        if candidate.offer.is_in_place:
-            return 0
-        work = self._work(candidate)
-        levels = self.calibration.levels
-        shared = levels[-2] if len(levels) > 1 else levels[-1]
-        seconds = (
-            (work.moved_bytes - work.cold_bytes) / (shared.read_bytes_per_s + shared.write_bytes_per_s)
-            + work.cold_bytes / levels[-1].read_bytes_per_s
-            + work.flop / self.calibration.flop_per_s(work)
-        )
-        computing = OPERATION_FLOP * self._operations(candidate) / self.calibration.rate_flop_per_s
-        return GUESS_START_NS + int(1e9 * (GUESS * seconds + computing))
-
-    def _operations(self, candidate: Candidate) -> float:
-        """Return the operations of a loop nest on single elements, weighted for windows along rows; 0 if it is none."""
-        group = candidate.group
-        if not candidate.offer.is_loop_nest:
-            return 0.0
-        if group.key not in self._counts:
-            self._counts[group.key] = operations(group.body), has_windows(group)
-        count, is_windows = self._counts[group.key]
-        ports = zip(
-            (*group.input_types, *group.output_types), (*candidate.offer.inputs, *candidate.offer.outputs), strict=True
-        )
-        is_along_rows = is_windows and any(
-            layout.is_plain and type_.rank > 2 and type_.shape[-1] > 1 for type_, layout in ports
-        )
-        return count * (WINDOW_OPERATION if is_along_rows else 1)
+        is_cold = self.reads_weights_from_memory
+        analyses = [analyse(candidate, self.calibration, is_cold=is_cold) for candidate in candidates]
+        if self.model is None:
+            return [(analysis.guess_ns, SPREAD) for analysis in analyses]
+        rows = [features(c, analysis, self.target) for c, analysis in zip(candidates, analyses, strict=True)]
+        return self.model.predict(rows, [analysis.guess_ns for analysis in analyses])
 
     def correct(self, candidate: Candidate, record: Record) -> None:
         """Raise the calibrated rates until the bound holds for a measured candidate."""
         if isinstance(record, Measured) and record.time_ns < self.bound_ns(candidate):
             seconds = 1e-9 * max(1, record.time_ns - DISPATCH_NS)
-            self.calibration = self.calibration.raised(self._work(candidate), seconds)
+            self.calibration = self.calibration.raised(
+                work_of(candidate, is_cold=self.reads_weights_from_memory), seconds
+            )
             self.database.put_fact(FACT, self.calibration.to_text())
-
-    def _work(self, candidate: Candidate) -> Work:
-        flop, group = needed_flop(candidate), candidate.group
-        cold_bytes = candidate.read_constant_bytes if self.reads_weights_from_memory else 0
-        read_bytes, write_bytes = candidate.read_bytes, candidate.write_bytes
-        if candidate.served is not None:
-            share = candidate.served.share(group.body)
-            constant_bytes = candidate.read_constant_bytes
-            read_bytes = constant_bytes + int(share * (read_bytes - constant_bytes))
-            write_bytes = int(share * write_bytes)
-            flop = int(flop * share)
-        return Work(read_bytes, write_bytes, flop, cold_bytes, candidate.offer.pairs)
 
     def rates(self) -> Rates:
         """Return the rates of the calibration."""

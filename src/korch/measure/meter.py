@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from korch.candidate.candidate import Candidate, Refusal
-from korch.measure.calibrate import Rates
+from korch.costs.rates import Rates
 from korch.measure.database import Database
 from korch.measure.pace import Pace
 from korch.measure.record import Failed, Measured, Record, confirmed, is_lasting, is_worth_retrying, retried
@@ -34,6 +34,8 @@ BATCH_BYTES = 1 << 30
 GUESS = 4
 """The typical ratio of a kernel's time to its bound."""
 
+SPREAD = 0.45
+"""The usual error of the logarithm of an analytic guess."""
 
 NEVER = Deadline()
 
@@ -104,9 +106,9 @@ class CandidateMeter(ABC, Generic[T, K]):
     def bound_ns(self, candidate: Candidate) -> int:
         """Return a lower bound of the time of any kernel for a candidate."""
 
-    def guess_ns(self, candidate: Candidate) -> int:
-        """Return the approximate time of a candidate; it may be wrong by a factor."""
-        return GUESS * self.bound_ns(candidate)
+    def predict(self, candidates: Sequence[Candidate]) -> list[tuple[int, float]]:
+        """Return the approximate time of each candidate in nanoseconds, and the usual error of its logarithm."""
+        return [(GUESS * self.bound_ns(candidate), SPREAD) for candidate in candidates]
 
     @abstractmethod
     def correct(self, candidate: Candidate, record: Record) -> None:

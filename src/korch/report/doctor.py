@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
+from korch.costs.model import model_for
 from korch.cuda.measure.device import detect_cuda_target
 from korch.errors import KorchError
 from korch.measure.compiler import usable_folder
@@ -55,7 +56,13 @@ def _machine() -> Iterator[Diagnosis]:
     except (KorchError, OSError) as error:
         yield Diagnosis(FAIL, "runtime", f"it can't be loaded: {error}")
     yield Diagnosis(OK, "compiler", llvm_identity())
-    yield _describe(detect_target(default_threads(), ""))
+    target = detect_target(default_threads(), "")
+    yield _describe(target)
+    model = model_for(target.isa)
+    if model is not None:
+        yield Diagnosis(OK, "costs", f"learned from {model.about}")
+    else:
+        yield Diagnosis(MISSING, "costs", f"no learned model for {target.isa}: first plans follow bytes and operations")
 
 
 def _describe(target: Target) -> Diagnosis:

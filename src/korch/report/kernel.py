@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from korch.candidate.layout import Layout
+from korch.costs.rates import Rates
 from korch.equivalence.rule import rule_of
 from korch.errors import OptionError
-from korch.measure.calibrate import Rates
 from korch.primitive.text import printed_calls
 from korch.primitive.types import ValueType
 from korch.report.assembly import code_lines

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from korch.costs.rates import Rates
 from korch.equivalence.saturate import RuleReport, SaturationReport
 from korch.limits import DISAGREEMENT
-from korch.measure.calibrate import Rates
 from korch.measure.uncompiled import Uncompiled
 from korch.numerics import Difference
 from korch.primitive.dispute import Dispute

@@ -1,8 +1,8 @@
-"""Guesses and measured times -> estimated times of other candidates, and the expected gain of measuring them.
+"""Predictions and measured times -> estimated times of other candidates, and the expected gain of measuring them.
 
-The meter computes a guess from bytes and operations. An estimate is the guess times the median
-ratio of measured time to guess over similar kernels. Estimates prove nothing; they only decide what
-is measured first.
+The meter predicts a time without measuring. An estimate is that time multiplied with a factor, which is learned from
+the ratios of measured to predicted times of similar kernels. Estimates prove nothing; they only decide what is
+measured first.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from korch.primitive.ops.elementwise import TRANSCENDENTAL_OPS
 from korch.primitive.ops.linear import ConvAttributes
 
 MOVING_OPS = frozenset(("transpose", "concat", "take", "pad"))
+
+PRIOR = 1.0
+"""The number of kernels that the factor of a coarser kind counts for."""
 
 IMAGE_RANK = 4
 LEAST_ELEMENTS = 1000
@@ -72,6 +75,32 @@ def _form(primitive: Primitive) -> str:
 
 
 @dataclass
+class Factors:
+    """What is to be multiplied with guesses, by kind.
+
+    Attributes:
+        logs: the median logarithm of the ratio of time to guess, and the number of kernels, of each kind.
+    """
+
+    logs: dict[Kind, tuple[float, int]]
+    _known: dict[tuple[Kind, ...], float] = field(default_factory=dict)
+
+    def of(self, chain: tuple[Kind, ...]) -> float:
+        """Return the factor for a candidate of some kinds.
+
+        From the coarsest kind to the finest, the factor moves towards the kind's median, the further the more
+        kernels of the kind are known (a ridge regression of the residuals of each kind).
+        """
+        if chain not in self._known:
+            found = 0.0
+            for kind in reversed(chain):
+                log, count = self.logs.get(kind, (0.0, 0))
+                found += count / (count + PRIOR) * (log - found)
+            self._known[chain] = math.exp(found)
+        return self._known[chain]
+
+
+@dataclass
 class Experience:
     """Ratios of measured time to guess, by kind; the searches of a model's blocks share one object."""
 
@@ -87,14 +116,15 @@ class Experience:
         for kind in self.kinds_of(candidate):
             self.ratios.setdefault(kind, []).append(time_ns / max(1, guess_ns))
 
-    def factors(self) -> dict[Kind, float]:
-        """Return the median ratio of each kind."""
-        return {kind: statistics.median(found) for kind, found in self.ratios.items()}
+    def factors(self) -> Factors:
+        """Return the factor of each combination of kinds that was learned."""
+        return Factors(
+            {kind: (statistics.median(map(math.log, found)), len(found)) for kind, found in self.ratios.items()}
+        )
 
-    def estimate_ns(self, candidate: Candidate, guess_ns: int, factors: dict[Kind, float]) -> int:
-        """Return the guess times the factor of the finest kind that has one, or times 1."""
-        known = (factors[kind] for kind in self.kinds_of(candidate) if kind in factors)
-        return int(guess_ns * next(known, 1.0))
+    def estimate_ns(self, candidate: Candidate, guess_ns: int, factors: Factors) -> int:
+        """Return the guess times the factor of the candidate's kinds."""
+        return int(guess_ns * factors.of(self.kinds_of(candidate)))
 
     def kinds_of(self, candidate: Candidate) -> tuple[Kind, ...]:
         """Return `kinds` of a candidate, computed once."""

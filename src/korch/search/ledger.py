@@ -87,7 +87,7 @@ class Ledger:
         self.experience = Experience()
         self.corrections = 0
         self._bounds_ns: dict[str, int] = {}
-        self._guesses_ns: dict[str, int] = {}
+        self._predictions: dict[str, tuple[int, float]] = {}
         self._looked_up: set[str] = set()
         self._replay = None if replay is None else _entries(replay)
         self._write_to = write_to
@@ -140,19 +140,30 @@ class Ledger:
 
     def bounds_ns(self, candidates: Sequence[Candidate]) -> list[int]:
         """Return admissible lower bounds."""
-        return self._facts("bounds", self._bounds_ns, candidates, self.meter.bound_ns)
+        return self._facts("bounds", self._bounds_ns, candidates, lambda new: [self.meter.bound_ns(c) for c in new])
 
     def guesses_ns(self, candidates: Sequence[Candidate]) -> list[int]:
-        """Return times computed from bytes and operations."""
-        return self._facts("guesses", self._guesses_ns, candidates, self.meter.guess_ns)
+        """Return times that the meter predicts without measuring."""
+        return [guess_ns for guess_ns, _ in self._predicted(candidates)]
+
+    def spreads(self, candidates: Sequence[Candidate]) -> list[float]:
+        """Return the usual errors of the logarithms of `guesses_ns`."""
+        return [spread for _, spread in self._predicted(candidates)]
+
+    def _predicted(self, candidates: Sequence[Candidate]) -> list[tuple[int, float]]:
+        return self._facts("guesses", self._predictions, candidates, self.meter.predict)
 
     def _facts(
-        self, kind: str, known: dict[str, int], candidates: Sequence[Candidate], ask: Callable[[Candidate], int]
-    ) -> list[int]:
+        self,
+        kind: str,
+        known: dict[str, T],
+        candidates: Sequence[Candidate],
+        ask: Callable[[Sequence[Candidate]], Sequence[T]],
+    ) -> list[T]:
         new = list({c.key: c for c in candidates if c.key not in known}.values())
         if new:
             keys = [c.key for c in new]
-            found = self.answer(kind, keys, lambda: [ask(c) for c in new])
+            found = self.answer(kind, keys, lambda: ask(new))
             known.update(zip(keys, found, strict=True))
         return [known[c.key] for c in candidates]
 
@@ -218,7 +229,7 @@ class Ledger:
             self.meter.correct(candidate, self.records[candidate.key])
         self.corrections += 1
         self._bounds_ns.clear()
-        self._guesses_ns.clear()
+        self._predictions.clear()
 
     def compile_s(self, candidates: Sequence[Candidate]) -> float:
         """Return the predicted seconds to compile the candidates that are not compiled yet."""

@@ -13,8 +13,6 @@ from korch.candidate.candidate import Candidate
 from korch.search.estimate import Kind, expected_improvement_ns
 from korch.search.ledger import Ledger
 
-ESTIMATE_SPREAD = 0.45  # standard deviation of an estimate's error, in logarithms
-
 
 @dataclass(frozen=True, slots=True)
 class Exploration:
@@ -44,11 +42,12 @@ def expected_improvements(
     `slack_ns`: by candidate, by how much a plan with it costs more than the best plan.
     """
     found: dict[str, tuple[float, int]] = {}
+    spreads = ledger.spreads(candidates)
     for k, slack in slack_ns.items():
         key = candidates[k].key
         if key in ledger.records or key in left_out:
             continue
-        gain_ns = expected_improvement_ns(estimates_ns[k], slack, ESTIMATE_SPREAD)
+        gain_ns = expected_improvement_ns(estimates_ns[k], slack, spreads[k])
         if gain_ns > max(least_ns, found.get(key, (0.0, 0))[0]):
             found[key] = (gain_ns, k)
     return tuple(sorted(found.values(), key=lambda entry: (-entry[0], entry[1])))

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from korch.candidate.candidate import Candidate
+from korch.costs.rates import Rates
 from korch.cuda.compile import Cubin, CubinCompiler, CubinFailure
 from korch.cuda.kernel import CudaKernel, TorchCall
 from korch.cuda.measure.bounds import bound_ns
 from korch.cuda.measure.device import CALIBRATION, calibrate, detect_cuda_target, from_text, to_text
 from korch.cuda.measure.lock import device_lock
 from korch.cuda.target import CudaTarget, nominal_target
-from korch.measure.calibrate import Rates
 from korch.measure.database import Database
 from korch.measure.meter import CandidateMeter
 from korch.measure.record import Failed, Measured, Record

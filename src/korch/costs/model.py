@@ -1,0 +1,153 @@
+"""The learned model of costs: sums of regression trees over the features of a candidate.
+
+It predicts the logarithm of a kernel's time over its analytic guess, and how far this prediction usually is from the
+time. `python -m benchmarks.train` writes its file, one for each family of instruction sets.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from korch.costs.features import Features
+from korch.primitive.op import Array
+
+FOLDER = Path(__file__).parent
+
+FAMILIES = dict.fromkeys(("avx512_bf16", "avx512_vnni", "avx512"), "avx512")
+"""The file for each instruction set that has one."""
+
+LN_2 = math.log(2)
+MEAN_SIZE = math.sqrt(2 / math.pi)
+"""The mean size of a normal error, in units of its standard deviation."""
+
+LEAST_SPREAD = 0.05
+"""The least standard deviation of a prediction's error: times of one kernel in two searches differ by as much."""
+
+ROWS = 2048
+"""Rows that are evaluated at once, so that the nodes of all trees stay in the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegressionTrees:
+    """Regression trees, as arrays with one row for each tree.
+
+    A node that is a leaf compares with infinity, and is its own left child.
+
+    Attributes:
+        column: the feature that each node compares.
+        limit: the value up to which a row goes to the left child.
+        left: the left child.
+        right: the right child.
+        value: what a leaf adds.
+        depth: the most comparisons from a root to a leaf.
+    """
+
+    column: Array
+    limit: Array
+    left: Array
+    right: Array
+    value: Array
+    depth: int
+
+    @staticmethod
+    def of(trees: Sequence[Sequence[Sequence[float]]]) -> RegressionTrees:
+        """Return the trees of a file: for each node (column, limit, left, right), or (value,) for a leaf."""
+        most = max(map(len, trees))
+        shape = (len(trees), most)
+        column, left, right = (np.zeros(shape, np.int32) for _ in range(3))
+        limit, value = np.full(shape, np.inf, np.float32), np.zeros(shape, np.float32)
+        for t, nodes in enumerate(trees):
+            for n, node in enumerate(nodes):
+                left[t, n] = right[t, n] = n
+                if len(node) == 1:
+                    value[t, n] = node[0]
+                else:
+                    column[t, n], limit[t, n], left[t, n], right[t, n] = node
+        return RegressionTrees(column, limit, left, right, value, _depth(trees))
+
+    def predict(self, table: Array) -> Array:
+        """Return the sum of the trees' values for each row of a table of features."""
+        found = np.empty(len(table), np.float32)
+        trees = np.arange(len(self.column))[None, :]
+        for begin in range(0, len(table), ROWS):
+            rows = table[begin : begin + ROWS]
+            at = np.zeros((len(rows), trees.size), np.int32)
+            which = np.arange(len(rows))[:, None]
+            for _ in range(self.depth):
+                is_left = rows[which, self.column[trees, at]] <= self.limit[trees, at]
+                at = np.where(is_left, self.left[trees, at], self.right[trees, at])
+            found[begin : begin + ROWS] = self.value[trees, at].sum(1)
+        return found
+
+
+def _depth(trees: Sequence[Sequence[Sequence[float]]]) -> int:
+    def below(nodes: Sequence[Sequence[float]], n: int) -> int:
+        node = nodes[n]
+        return 0 if len(node) == 1 else 1 + max(below(nodes, int(node[2])), below(nodes, int(node[3])))
+
+    return max(below(nodes, 0) for nodes in trees)
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """A learned model of costs.
+
+    Attributes:
+        names: the features that it reads, in the order of columns.
+        time: predicts log2(time / guess).
+        spread: predicts the size of that prediction's error, in the same unit.
+        about: where its records come from, and its error on models that it was not trained on.
+    """
+
+    names: tuple[str, ...]
+    time: RegressionTrees
+    spread: RegressionTrees
+    about: str
+
+    @staticmethod
+    def table_of(names: Sequence[str], rows: Sequence[Features]) -> Array:
+        """Return features as an array with a column for each of some names; features without a column are left out."""
+        place = {name: i for i, name in enumerate(names)}
+        found = np.zeros((len(rows), len(place)), np.float32)
+        for r, row in enumerate(rows):
+            for name, value in row.items():
+                column = place.get(name)
+                if column is not None:
+                    found[r, column] = value
+        return found
+
+    def predict(self, rows: Sequence[Features], guesses_ns: Sequence[int]) -> list[tuple[int, float]]:
+        """Return the predicted time of each candidate in nanoseconds, and the usual error of its logarithm.
+
+        Args:
+            rows: the features of each.
+            guesses_ns: the analytic guess of each; where it is 0, nothing runs.
+        """
+        table = self.table_of(self.names, rows)
+        times_ns = np.asarray(guesses_ns) * np.exp2(self.time.predict(table))
+        spreads = np.maximum(LEAST_SPREAD, LN_2 / MEAN_SIZE * self.spread.predict(table))
+        return list(zip(map(int, times_ns), map(float, spreads.round(3)), strict=True))
+
+    @staticmethod
+    def from_bytes(data: bytes) -> CostModel:
+        """Return the model of a file."""
+        read = json.loads(gzip.decompress(data))
+        return CostModel(
+            tuple(read["names"]), RegressionTrees.of(read["time"]), RegressionTrees.of(read["spread"]), read["about"]
+        )
+
+
+@cache
+def model_for(isa: str) -> CostModel | None:
+    """Return the model for an instruction set; None if there is none."""
+    name = FAMILIES.get(isa)
+    path = FOLDER / f"{name}.json.gz"
+    return CostModel.from_bytes(path.read_bytes()) if name is not None and path.exists() else None
