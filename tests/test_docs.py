@@ -220,12 +220,11 @@ def test_the_provider_of_the_documentation_works(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1\n")
     lines = [f"{name} = {value}" for name, value in points.items()]
     (info / "entry_points.txt").write_text("\n".join(["[korch.providers]", *lines]) + "\n")
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
     importlib.invalidate_caches()
-    try:
+    with monkeypatch.context() as only_here:  # what is found later stays known: libraries must be found
+        only_here.setattr(sys, "path", [str(tmp_path)])
         (provider,) = load_providers()
-    finally:
-        sys.modules.pop("my_package", None)
+        only_here.delitem(sys.modules, "my_package")
     assert provider.name == "negate"
     program = tmp_path / "program.py"
     program.write_text(blocks(page, "python")[-1])
