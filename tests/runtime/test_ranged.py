@@ -164,7 +164,9 @@ def test_it_is_saved_and_loaded(executable: RangedExecutable, tmp_path: Path, ca
         assert main(["explain", str(path), "--kernel", kernel, "--shape", size]) == 0
         assert capsys.readouterr().out.startswith("kernel 0")
     assert main(["explain", str(path), "--kernel", "0"]) == 1
-    assert f"korch: {path}: it has several plans; expected --shape and one size of n=1..24" in capsys.readouterr().err
+    assert (
+        f"korch: {path}: it is for ranges of sizes; expected --shape and one size of n=1..24" in capsys.readouterr().err
+    )
     assert main(["explain", str(path), "--kernel", "0", "--shape", "n=25"]) == 1
     assert "expected n= and one of 1..24" in capsys.readouterr().err
     assert main(["explain", str(path)]) == 0

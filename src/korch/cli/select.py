@@ -42,7 +42,7 @@ def plan_at(executable: Runnable, shapes: Shapes, name: str | Path) -> PlanExecu
     if ranged := as_ranged(executable):
         if not shapes:
             names = ", ".join(f"{d.name}={d.range_text}" for d in ranged.ranges.dimensions)
-            raise _several(name, f"--shape and one size of {names}")
+            raise OptionError("it is for ranges of sizes", str(name), f"--shape and one size of {names}")
         return ranged.serving(sizes_of(ranged, shapes))[0]
     if isinstance(executable, ShapedExecutable):
         return _shaped_plan(executable, shapes, name)
@@ -71,7 +71,7 @@ def _shaped_plan(executable: ShapedExecutable, shapes: Shapes, name: str | Path)
     wanted = {n: tuple(shape) for n, shape in shapes.items()}
     fits = [plan for plan, known in zip(plans, types, strict=True) if wanted.items() <= known.items()]
     if not shapes:
-        raise _several(name, "--shape with " + " or ".join(map(shapes_text, types)))
+        raise OptionError("it has several plans", str(name), "--shape with " + " or ".join(map(shapes_text, types)))
     if len(fits) != 1:
         raise OptionError(
             f"{len(fits)} plans of {name} take these shapes",
@@ -79,10 +79,6 @@ def _shaped_plan(executable: ShapedExecutable, shapes: Shapes, name: str | Path)
             "those of one: " + " or ".join(map(shapes_text, types)),
         )
     return fits[0]
-
-
-def _several(name: str | Path, expected: str) -> OptionError:
-    return OptionError("it has several plans", where=str(name), expected=expected)
 
 
 def sizes_of(executable: RangedExecutable, shapes: Shapes) -> tuple[int, ...]:
