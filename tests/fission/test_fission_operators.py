@@ -156,6 +156,8 @@ CASES = [
         )
     ),
     ("ConvTranspose", ["f32[1,1,4]", "f32[1,1,2]"], {}, 20, {"auto_pad": "SAME_LOWER", "strides": [3]}),
+    ("ConvTranspose", ["f32[1,1,4,3]", "f32[1,2,2,3]", "f32[2]"], {}, 17, {"strides": [3, 4], "dilations": [2, 2]}),
+    ("ConvTranspose", ["f32[1,1,4,1]", "f32[1,2,4,3]"], {}, 17, {"strides": [2, 10000], "pads": [1, 0, 1, 1]}),
     *(
         (
             "ConvTranspose",
@@ -330,6 +332,23 @@ def test_nan_and_infinities_travel_as_in_onnx(op):
         finite = np.isfinite(x)
         found, expected = found[finite], expected[finite]
     assert_same(found, expected, terms=4, scale=1.0)
+
+
+def test_an_element_of_a_transposed_convolution_has_no_products_but_its_own():
+    """With stride 2, a window of three taps has one or two of them: no product of zero and infinity is added."""
+    inputs = [np.array([[[np.inf, 1, np.nan, 2]]], np.float32), np.ones((1, 1, 3), np.float32)]
+    graph, report = _split(one_operator("ConvTranspose", inputs, opset=17, strides=[2]))
+    assert not report.kept and all(p.op != "opaque" for p in graph.primitives)
+    (found,) = run(graph, feeds_of(inputs)).values()
+    np.testing.assert_array_equal(found.ravel(), [np.inf, np.inf, np.inf, 1, np.nan, np.nan, np.nan, 2, 2])
+
+
+def test_windows_of_transposed_convolutions_that_reach_too_far_are_refused():
+    inputs = [np.zeros((1, 1, 2), np.float32), np.zeros((1, 1, 2), np.float32)]
+    with pytest.raises(ModelError, match=r"its windows reach over 2199023255\d\d\d elements"):
+        _split(one_operator("ConvTranspose", inputs, opset=17, dilations=[2**41], pads=[2**40, 2**40]))
+    _, report = _split(one_operator("ConvTranspose", inputs, opset=17, strides=[2**20], pads=[2**19, 2**19]))
+    assert [item.reason for item in report.kept] == ["a long stride"]
 
 
 def test_softmax_of_large_logits_is_finite_and_of_a_masked_row_is_nan():

@@ -16,10 +16,14 @@ from dataclasses import dataclass
 from korch.fission.context import Context
 from korch.fission.linear import add_bias, kernel_of
 from korch.fission.rule import FissionRule, NotSplit, Result, rule
+from korch.fission.window import FARTHEST
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import window_extent
 from korch.primitive.types import ValueId, ValueType
 from korch.primitive.verbs import Shape
+
+MOST_STEPS = 4096
+"""The longest stride of which all phases are computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,13 @@ def _conv_transpose(c: Context) -> Result:
     dilations = c.attributes.integers("dilations", (1,) * spatial)
     if not spatial:
         return NotSplit("no spatial axis")
+    strides = tuple(s if n > 1 else 1 for n, s in zip(c.shape(x)[2:], strides, strict=True))
+    if max(strides) > MOST_STEPS:
+        return NotSplit("a long stride")
+    extents = zip(c.shape(x)[2:], kernel, strides, dilations, strict=True)
+    reached = max((n - 1) * s + window_extent(k, d) for n, k, s, d in extents)
+    if reached > FARTHEST:
+        raise ValueError(f"its windows reach over {reached} elements of an axis")
     begin, sizes = _begin(c, kernel, strides, dilations), c.output_type().shape[2:]
     if min(begin) < 0:
         return NotSplit("negative pads")
