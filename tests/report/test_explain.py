@@ -120,7 +120,6 @@ def plan() -> PlanRecord:
         outputs=(tensor,),
         threads=2,
         steps=(norm, matmul),
-        libraries=(),
         arena_bytes=2048,
         arena_bound_bytes=2048,
         weights_bytes=0,

@@ -55,7 +55,6 @@ def plan(step: StepRecord) -> PlanRecord:
         outputs=(tensor,),
         threads=1,
         steps=(small, step, small, small),
-        libraries=(),
         arena_bytes=0,
         arena_bound_bytes=0,
         weights_bytes=0,

@@ -96,7 +96,6 @@ def plan() -> PlanRecord:
         outputs=(tensor,),
         threads=2,
         steps=(first, second),
-        libraries=(),
         arena_bytes=128,
         arena_bound_bytes=128,
         weights_bytes=256,

@@ -78,9 +78,8 @@ class Kernel:
         source: the text.
         has_state: whether `create` and `destroy` exist.
         workspace_bytes: scratch memory that `run` needs.
-        libraries: shared libraries that it calls, by the names that the compiler's -l option takes.
         opens: names of shared libraries that it opens itself when its state is created.
-        threading: which threads it runs on. A kernel with a state or a library is treated as `OWN`.
+        threading: which threads it runs on. A kernel with a state is treated as `OWN`.
         program: the tile program, which says what memory each task accesses; None if unknown.
         size_input: the input of the model (64-bit integers) that is passed as the last buffer, after the workspace;
             "" for none. A kernel whose loops end at sizes reads them from it.
@@ -94,7 +93,6 @@ class Kernel:
     source: str
     has_state: bool = False
     workspace_bytes: int = 0
-    libraries: tuple[str, ...] = ()
     threading: Threading = Threading.OWN
     program: TileProgram | None = field(default=None, compare=False, repr=False)
     size_input: str = ""
@@ -114,14 +112,13 @@ def named_kernel(
     *,
     has_state: bool = False,
     workspace_bytes: int = 0,
-    libraries: tuple[str, ...] = (),
     opens: tuple[str, ...] = (),
     threading: Threading = Threading.OWN,
 ) -> Kernel:
     """Return the kernel of a source in which NAME stands for the symbol; the symbol is a hash of the source."""
     symbol = content_name("k", text)
     source = text.replace("NAME", symbol)
-    return Kernel(symbol, source, has_state, workspace_bytes, libraries, threading, opens=opens)
+    return Kernel(symbol, source, has_state, workspace_bytes, threading, opens=opens)
 
 
 T_contra = TypeVar("T_contra", contravariant=True)

@@ -77,7 +77,6 @@ def build(
     segments = _segments(uses, target, parts)
     name, tables = print_plan(graph, program, target, segments)
     sources |= {f"{name}.ll": tables, LIST: print_list([name], target.isa)}
-    libraries = {name for kernel in program.kernels for name in kernel.libraries}
     objects = builder.objects(list(sources.values()))
     opens = sorted({name for kernel in program.kernels for name in kernel.opens})
     weights = pack_constants(graph, program)
@@ -88,7 +87,6 @@ def build(
         plan=replace(
             plan,
             threads=target.threads,
-            libraries=tuple(sorted(libraries)),
             opens=tuple(opens),
             target=plain(target),
             waiting=waiting_of(uses, segments, target),
@@ -136,7 +134,7 @@ def _place(slot: Slot) -> tuple[str, int] | None:
 def plan_record(
     graph: PrimitiveGraph, steps: Sequence[PlanStep[Any]], program: Program[Any], weights: Weights, origin: Origin
 ) -> PlanRecord:
-    """Return the record of a plan with one thread, no libraries and no target; the caller replaces these."""
+    """Return the record of a plan with one thread and no target; the caller replaces these."""
     return PlanRecord(
         korch_version=__version__,
         model=origin.model or ModelRecord(),
@@ -144,7 +142,6 @@ def plan_record(
         outputs=tuple(TensorRecord.of(name, type_) for name, type_ in program.outputs),
         threads=1,
         steps=tuple(step_record(graph, step, slots) for step, slots in zip(steps, program.slots, strict=True)),
-        libraries=(),
         arena_bytes=program.arena.size_bytes,
         arena_bound_bytes=program.arena.lower_bound_bytes,
         weights_bytes=weights.size_bytes,

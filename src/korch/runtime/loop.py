@@ -247,7 +247,6 @@ class _Printer:
             made.kernel("korch_loop", fields, functions, comment),
             has_state=has_state,
             workspace_bytes=max(1, self.used_bytes),
-            libraries=tuple(dict.fromkeys(name for part in parts for name in part.libraries)),
             opens=tuple(dict.fromkeys(name for part in parts for name in part.opens)),
             threading={ALONE: Threading.CALLER, TEAM: Threading.TEAM, APART: Threading.OWN}[mode],
         )

@@ -177,7 +177,6 @@ class PlanRecord:
         outputs: the model's outputs.
         threads: OpenMP threads of a run.
         steps: the kernels in the order in which they run.
-        libraries: shared libraries that the kernels call, with the names of the compiler's option -l.
         opens: names of shared libraries that the kernels open themselves.
         arena_bytes: size of the memory for intermediate values.
         arena_bound_bytes: lower bound of the size of any arena.
@@ -194,7 +193,6 @@ class PlanRecord:
     outputs: tuple[TensorRecord, ...]
     threads: int
     steps: tuple[StepRecord, ...]
-    libraries: tuple[str, ...]
     arena_bytes: int
     arena_bound_bytes: int
     weights_bytes: int

@@ -42,7 +42,7 @@ from korch.runtime.shaped import Shared
 from korch.runtime.sizes import sizes_of_plans
 from korch.runtime.weights import CHUNK_BYTES, Weights
 from korch.system.alignment import align_up
-from korch.system.libraries import find_library
+from korch.system.libraries import ONNXRUNTIME, find_onnxruntime
 from korch.system.native import native_text, runtime_path
 
 FORMAT = "korch-folder"
@@ -197,18 +197,11 @@ def _check_names(names: Iterable[str], path: str | os.PathLike[str]) -> None:
 
 def _companions(plans: Sequence[PlanRecord]) -> tuple[dict[str, Path], tuple[str, ...]]:
     """Return the libraries to copy, by their new file name, and the names of those that were not found."""
-    called = {name for plan in plans for name in plan.libraries}
-    opened = {name for plan in plans for name in plan.opens}
-    found: dict[str, Path] = {}
-    missing = []
-    for name in (*sorted(called), *sorted(opened)):
-        path = find_library(name)
-        if path is None:
-            missing.append(name)
-        else:
-            # Kernels open a library by its name with the major version.
-            found[path.name if name in called else f"lib{name}.so.1"] = path
-    return found, tuple(missing)
+    names = sorted({name for plan in plans for name in plan.opens})
+    paths = {name: find_onnxruntime() if name == ONNXRUNTIME else None for name in names}
+    # Kernels open a library by its name with the major version.
+    found = {f"lib{name}.so.1": path for name, path in paths.items() if path is not None}
+    return found, tuple(name for name, path in paths.items() if path is None)
 
 
 def _write(path: Path, chunks: Chunks) -> None:

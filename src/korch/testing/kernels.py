@@ -39,7 +39,6 @@ def run_kernel(
     *,
     threads: int = 2,
     library: Code | Emulated | None = None,
-    runs_alone: bool = False,
 ) -> list[Array]:
     """Return a kernel's outputs in the plain layout.
 
@@ -51,8 +50,6 @@ def run_kernel(
         builder: compiles it.
         threads: passed to its `create`.
         library: the result of `load_kernels` for it and others (default: it is built alone).
-        runs_alone: whether OpenMP is set to one thread during the run. A plan's runtime does this
-            when other processes use the cores.
 
     Raises:
         KernelError: it could not be created, or its run failed.
@@ -71,7 +68,7 @@ def run_kernel(
     if isinstance(library, Emulated):
         code = library.run(kernel, buffers)
     else:
-        code = _run(library, kernel, buffers, threads, runs_alone)
+        code = _run(library, kernel, buffers, threads)
     if code != 0:
         raise KernelError(f"{kernel.symbol}_run returned {code}")
     outputs = []
@@ -91,15 +88,10 @@ def check_kernel(
 ) -> None:
     """Compare a kernel with the reference interpreter in float64.
 
-    A kernel that calls a library is also run on one thread.
-
     Raises:
         AssertionError: they differ by more than the tolerance for such a group.
     """
-    for runs_alone in (False, True) if kernel.libraries else (False,):
-        compare(
-            group, inputs, run_kernel(kernel, group, offer, inputs, builder, library=library, runs_alone=runs_alone)
-        )
+    compare(group, inputs, run_kernel(kernel, group, offer, inputs, builder, library=library))
 
 
 def compare(group: Group, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -222,12 +214,11 @@ def _computes(primitive: Primitive) -> bool:
     return primitive.row.category not in (Category.LAYOUT, Category.BROADCAST)
 
 
-def _run(library: Code, kernel: Kernel, buffers: Sequence[Array], threads: int, runs_alone: bool) -> int:
+def _run(library: Code, kernel: Kernel, buffers: Sequence[Array], threads: int) -> int:
     pointers = (ctypes.c_void_p * len(buffers))(*(b.ctypes.data for b in buffers))
     before = runtime().korch_set_threads(threads)
     state = _create(library, kernel, threads)
     run = library.function(kernel.symbol + "_run")
-    runtime().korch_set_threads(1 if runs_alone else threads)
     code = run(ctypes.c_void_p(state), pointers)
     runtime().korch_set_threads(before)
     if kernel.has_state:
