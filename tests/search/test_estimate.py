@@ -96,6 +96,8 @@ def test_each_finer_kind_moves_the_factor_towards_its_median() -> None:
     assert experience.estimate_ns(found["neg8"], 1000, factors) == int(expected_ns(*everything, (4, 2), (4, 2)))
     assert experience.estimate_ns(found["erf8"], 1000, factors) == int(expected_ns(*everything, (9, 1), (9, 1)))
     assert experience.estimate_ns(found["transpose8"], 1000, factors) == int(expected_ns(*everything))
+    experience.learn(found["erf4"], 0, 100)  # shorter than the clock's step
+    assert experience.estimate_ns(found["erf8"], 1000, experience.factors()) > 0
 
 
 @pytest.mark.parametrize(("is_disturbed", "expected_ns"), [(False, 2000), (True, 100)])

@@ -114,7 +114,7 @@ class Experience:
             return
         self._learned.add(candidate.key)
         for kind in self.kinds_of(candidate):
-            self.ratios.setdefault(kind, []).append(time_ns / max(1, guess_ns))
+            self.ratios.setdefault(kind, []).append(max(1, time_ns) / max(1, guess_ns))
 
     def factors(self) -> Factors:
         """Return the factor of each combination of kinds that was learned."""
