@@ -18,6 +18,7 @@ from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
 from korch.primitive.types import UNIT_ROUNDOFF, DType
+from korch.system.blas import side_by_side
 
 TOLERANCE = 1e-3
 """The error that any plan may have, relative to the largest element of the output."""
@@ -180,8 +181,9 @@ class Standard:
         self._model, self.inputs, self._seed = model, inputs, seed
         self.user = tolerance
         self.tolerance = least_tolerance(planned, precision == "tf32") if tolerance is None else tolerance
-        self.expected = reference.run(model, inputs)
-        self._own = reference.run(model, inputs, exact=False)
+        self.expected, self._own = side_by_side(
+            [functools.partial(reference.run, model, inputs, exact=exact) for exact in (True, False)]
+        )
         self.overflows = not all(np.isfinite(a).all() for a in self._own.values() if a.dtype.kind not in "iub")
         self.given = differences(self._own, self.expected, self._own)
         self.own = {name: _finite(error) for name, error in self.given.items()}
@@ -240,7 +242,9 @@ class Standard:
         """Run the model with other roundings, and keep the larger errors."""
         rng = np.random.default_rng((self._seed, self._runs))
         self._runs += 1
-        found = reference.run(self._model, self.inputs, exact=False, roundings=rng)
+        (found,) = side_by_side(
+            [functools.partial(reference.run, self._model, self.inputs, exact=False, roundings=rng)]
+        )
         for name, array in found.items():  # 0 * inf: a product over- or underflows if computed in another order
             self._undetermined[name] |= np.isnan(array) & ~np.isnan(self.expected[name])
         for name, error in self.differences(found).items():

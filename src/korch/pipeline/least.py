@@ -42,7 +42,7 @@ PRINT_S = 0.03
 PRIMITIVE_BUILD = 0.1
 """The work to build a plan per primitive, as a number of kernels."""
 
-FLOP_S, ELEMENT_S = 1e-10, 3e-8
+FLOP_S, ELEMENT_S = 7e-11, 6e-9
 """Seconds of the interpreter, which computes the results with which a plan is compared."""
 
 RANGE_S = 3.0
