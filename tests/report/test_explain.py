@@ -69,6 +69,7 @@ REPORT = Report(
     plan=PlanName.SPLIT,
     expected_ms=1.375,
     stages_s={"frontend": 0.01, "orchestrate": 2.0},
+    search_s={"compiling": 0.75, "timing": 1.0, "other": 0.25},
     limits_hit=("max_outputs",),
     rules=RULES,
     rule_savings_ms={"reshapes-compose": 0.0035},
@@ -140,7 +141,7 @@ model: 5 primitives, 1 alternative; 3.2 s
 rounding error: 1.5e-07 of the largest element; the original model, operator by operator: 1.2e-07
        3.0e-07 of the outputs' root mean square (RMS); the original model, operator by operator: 2.5e-07
 operations: 5.0M FLOP as given, 2.5M FLOP in the plan (2.00x fewer)
-seconds: frontend 0.0, orchestrate 2.0
+seconds: frontend 0.0, orchestrate 2.0; the search: compiling 0.8, timing 1.0, other 0.2
 limits that bound the candidates: max_outputs
 
 the slowest kernels, and why (more: korch explain --kernel NUMBER):

@@ -33,6 +33,7 @@ class Pace:
 
     Attributes:
         usual_s: seconds per unit in earlier runs, by kind.
+        spent_s: seconds of this run, by kind.
     """
 
     def __init__(self, text: str | None = None, clock: Callable[[], float] = monotonic) -> None:
@@ -43,12 +44,14 @@ class Pace:
             clock: returns the time in seconds.
         """
         self.usual_s = {**USUAL_S, **_known(text)}
+        self.spent_s: dict[str, float] = {}
         self._own_s: dict[str, float] = {}
         self._clock = clock
 
     def note(self, kind: str, units: float, seconds: float) -> None:
         """Record the duration of work that was done."""
         if units > 0 and seconds > 0:
+            self.spent_s[kind] = self.spent_s.get(kind, 0.0) + seconds
             found_s = seconds / units
             before_s = self._own_s.get(kind, found_s)
             self._own_s[kind] = NEWEST * found_s + (1 - NEWEST) * before_s

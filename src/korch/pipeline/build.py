@@ -18,7 +18,7 @@ from korch.measure.meter import AnyMeter
 from korch.measure.record import Measured
 from korch.numerics import Standard
 from korch.pipeline.precision import Precision
-from korch.pipeline.results import Built, SplitModel, StageResults
+from korch.pipeline.results import Built, Offered, SplitModel, StageResults
 from korch.pipeline.run import END_SAFETY, Run
 from korch.primitive.dispute import Dispute
 from korch.primitive.graph import PrimitiveGraph
@@ -230,11 +230,24 @@ def search_report(run: Run, results: StageResults) -> Report:
         budget_s=run.options.budget_s,
         least_s=run.least_s,
         stages_s=run.stage_seconds,
+        search_s=_spent_s(offered, run.stage_seconds.get("orchestrate", 0.0)),
         operators=tuple(OperatorRecord(o.label, tuple(o.inputs), tuple(o.outputs)) for o in operators),
         partition=outcome.partition,
         machine=meter.rates(),
         provider_reports=meter.provider_reports(),
     )
+
+
+def _spent_s(offered: Offered, whole_s: float) -> dict[str, float]:
+    """Return where the seconds of a search went, by kind of work; "other" is the rest, such as making programs."""
+    ledger, spent_s = offered.ledger.spent_s, offered.meter.pace.spent_s
+    found = {
+        "compiling": spent_s.get("compile", 0.0),
+        "timing": spent_s.get("time", 0.0),
+        "solving": ledger.get("solve", 0.0) + ledger.get("relax", 0.0),
+        "estimating": ledger.get("bounds", 0.0) + ledger.get("guesses", 0.0),
+    }
+    return {**found, "other": max(0.0, whole_s - sum(found.values()))}
 
 
 def _measured_report(run: Run, results: StageResults) -> Report:

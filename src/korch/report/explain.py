@@ -173,7 +173,11 @@ def _head(plan: PlanRecord, report: Report) -> str:
         lines.append(summary("plan", report))
         if report.stages_s:
             lines += report.provider_reports
-            lines.append("seconds: " + ", ".join(f"{k} {v:.1f}" for k, v in report.stages_s.items()))
+            stages, search = (
+                ", ".join(f"{kind} {s:.1f}" for kind, s in found.items())
+                for found in (report.stages_s, report.search_s)
+            )
+            lines.append(f"seconds: {stages}{f'; the search: {search}' * bool(search)}")
         if report.limits_hit:
             lines.append("limits that bound the candidates: " + ", ".join(report.limits_hit))
     return "\n".join([*lines, *waiting_lines(plan)])

@@ -301,6 +301,7 @@ class Report:
         stopped_by_budget: whether the budget ended the search.
         budget_s: the budget; `least_s` is the least budget that suffices, if that is more.
         stages_s: the seconds of each stage.
+        search_s: the seconds of the stage "orchestrate" by kind of work.
         operators: the model's operators.
         precision: how the error budget was used; None without one.
         partition: the segments of a large model; None if the model was not cut.
@@ -355,6 +356,7 @@ class Report:
     budget_s: float | None = None
     least_s: float | None = None
     stages_s: Mapping[str, float] = field(default_factory=dict)
+    search_s: Mapping[str, float] = field(default_factory=dict)
     operators: tuple[OperatorRecord, ...] = ()
     precision: PrecisionRecord | None = None
     partition: PartitionRecord | None = None

@@ -56,6 +56,7 @@ class Ledger:
         records: the last measurement or failure of each candidate, by key.
         experience: ratios of measured times to guesses, from which estimates are computed.
         corrections: how often bounds were corrected.
+        spent_s: the seconds that answers took, by the kind of question.
         is_replayed: whether the answers come from a file.
     """
 
@@ -86,6 +87,7 @@ class Ledger:
         self.records: dict[str, Record] = {}
         self.experience = Experience()
         self.corrections = 0
+        self.spent_s: dict[str, float] = {}
         self._bounds_ns: dict[str, int] = {}
         self._predictions: dict[str, tuple[int, float]] = {}
         self._looked_up: set[str] = set()
@@ -116,7 +118,7 @@ class Ledger:
             ReplayError: the file's next entry is another question, or there is none.
         """
         if self._replay is None and self._write_to is None:
-            return ask()
+            return self._asked(kind, ask)
         self._line += 1
         digest = hashlib.sha256(repr(question).encode()).hexdigest()[:12]
         if self._replay is not None:
@@ -130,10 +132,16 @@ class Ledger:
                 )
             recorded: T = found[2]
             return recorded
-        answer = ask()
+        answer = self._asked(kind, ask)
         if self._write_to is not None:
             with _opened(self._write_to, "a") as file:
                 file.write(json.dumps([kind, digest, answer], separators=(",", ":")) + "\n")
+        return answer
+
+    def _asked(self, kind: str, ask: Callable[[], T]) -> T:
+        begun_s = time.monotonic()
+        answer = ask()
+        self.spent_s[kind] = self.spent_s.get(kind, 0.0) + time.monotonic() - begun_s
         return answer
 
     # What candidates cost.
