@@ -596,13 +596,15 @@ def test_a_full_disk_behind_stdout_is_one_clear_error(artifact: Path) -> None:
 
 INTERRUPTED_AT_FIRST_RECORD = """
 import os, signal, sys
+interrupts = int(sys.argv.pop(1))
 from korch.cli import main
 from korch.measure.database import Database
 
 def put_and_interrupt(database, *record):
     Database.put_record = put
     put(database, *record)
-    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(interrupts):
+        os.kill(os.getpid(), signal.SIGINT)
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # runners may ignore it
 put, Database.put_record = Database.put_record, put_and_interrupt
@@ -612,21 +614,28 @@ sys.exit(main())
 
 
 @pytest.mark.long
-def test_an_interrupted_search_goes_on(folder: Path, tmp_path: Path, calibrated: Callable[[Path], Path]) -> None:
+@pytest.mark.parametrize("interrupts", [1, 2], ids=["keeps its best plan", "ends at the second"])
+def test_an_interrupted_search_goes_on(
+    interrupts: int, folder: Path, tmp_path: Path, calibrated: Callable[[Path], Path]
+) -> None:
     cache = calibrated(tmp_path / "cache")
     command = f"optimize {folder}/mlp.onnx -o {tmp_path}/mlp.korch --cache-folder {cache} --threads 1".split()
     process = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED_AT_FIRST_RECORD, *command],
+        [sys.executable, "-c", INTERRUPTED_AT_FIRST_RECORD, str(interrupts), *command],
         stderr=subprocess.PIPE,
         text=True,
         timeout=600,
         check=False,
     )
-    assert _said(process.stderr) == [
-        "korch: interrupted; measurements are kept, and the same command continues from them"
-    ]
-    assert process.returncode == 130
-    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+    if interrupts == 1:
+        assert (process.returncode, _said(process.stderr)) == (0, [])
+        assert load(tmp_path / "mlp.korch").report.max_error < 1e-3
+    else:
+        assert _said(process.stderr) == [
+            "korch: interrupted; measurements are kept, and the same command continues from them"
+        ]
+        assert process.returncode == 130
+        assert [path.name for path in tmp_path.iterdir()] == ["cache"]
     before = _records(cache)
     assert before
     assert main([*command, *QUICK]) == 0

@@ -59,7 +59,7 @@ logger.addFilter(interrupt)
 logging.getLogger("korch").setLevel(logging.INFO)
 logging.getLogger("korch").addHandler(logging.StreamHandler(sys.stderr))
 model, output, cache = sys.argv[1:]
-limits = SearchLimits(on_interrupt="keep", max_primitives=4)
+limits = SearchLimits(max_primitives=4)
 found = korch.optimize(model, cache_folder=cache, search=limits)
 found.save(output)
 print(to_json(found.report))

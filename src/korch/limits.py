@@ -102,7 +102,7 @@ class SearchLimits:
     solver_workers: int = 2
     solver_seconds: float = 60.0
     seed: int = 0
-    on_interrupt: Literal["stop", "keep"] = "stop"
+    on_interrupt: Literal["stop", "keep"] = "keep"
 
     fit_rounds: int = 9
 
