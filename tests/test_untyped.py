@@ -29,7 +29,7 @@ ANY: Mapping[str, Sequence[str]] = {
         "runtime/library.py",
     ),
     "the caller gives whatever converts to an array, or feeds by name": ("options.py", "report/profile.py", "runtime/"),
-    "JSON that is written, or read and then checked": ("measure/", "records/", "report/", "search/"),
+    "JSON that is written, or read and then checked": ("costs/rates.py", "measure/", "records/", "report/", "search/"),
     "an annotation is evaluated at run time: flags of options, names of attributes, names that are loaded late": (
         "__init__.py",
         "cli/flags.py",
@@ -59,6 +59,7 @@ ANY: Mapping[str, Sequence[str]] = {
 }
 
 EXPRESSIONS: Mapping[str, Sequence[str]] = {
+    "words and numbers of a provider's variant, which only the provider can read": ("costs/features.py",),
     "the parser of a documented text form, beside its printer": (
         "binary_program/text.py",
         "candidate/layout.py",

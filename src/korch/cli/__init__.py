@@ -1,4 +1,4 @@
-"""The command line: `korch optimize`, `run`, `bench`, `explain`, `profile`, `unpack`, `doctor`, and the stages.
+"""The command line: `korch optimize`, `run`, `bench`, `explain`, `profile`, `unpack`, and others (`cli/parser.py`).
 
 Exit codes: 0 success, 1 error, 2 wrong usage, 130 interrupted. Results go to stdout, progress goes to stderr.
 """

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from korch import __version__
 from korch.cli import explain, optimize, run
+from korch.cli.database import add_database
 from korch.cli.flags import add_options
 from korch.report.progress import STAGES
 
@@ -61,6 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_profile(commands)
     _add_unpack(commands)
     _add_stages(commands)
+    add_database(commands)
     commands.add_parser("doctor", help="check compiler, libraries and cache").set_defaults(command=explain.doctor)
     for each in commands.choices.values():
         each.set_defaults(parser=each)

@@ -35,7 +35,7 @@ from korch.system.archive import pack_objects
 from korch.system.cores import usable_cores
 from korch.system.deadline import Deadline
 from korch.system.files import make_private
-from korch.system.scratch import scratch_folder
+from korch.system.scratch import scratch_folder, write_atomically
 from korch.target import Target, detect_target
 
 logger = logging.getLogger("korch.measure")
@@ -168,7 +168,7 @@ class Builder:
                 temporary.touch()
                 make(temporary)
                 digest = hashlib.sha256(temporary.read_bytes()).hexdigest()
-                _write_atomically(seal, digest)
+                write_atomically(seal, digest.encode())
                 temporary.replace(target)
         except OSError as error:
             raise _cache_error(str(error), self.folder) from error
@@ -262,9 +262,3 @@ def _is_sealed(path: Path, seal: Path) -> bool:
         return hashlib.sha256(path.read_bytes()).hexdigest() == seal.read_text("utf-8").strip()
     except OSError:
         return False
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    with scratch_folder(path.parent) as folder:
-        (folder / "new").write_text(text)
-        (folder / "new").replace(path)

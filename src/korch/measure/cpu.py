@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ from korch.options import Options
 from korch.provider.for_sizes import kernel_for_sizes
 from korch.provider.in_place import InPlaceProvider
 from korch.provider.provider import Kernel, Provider
+from korch.records import plain
 from korch.system.deadline import Deadline
 from korch.target import Target
 
@@ -89,14 +91,15 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         self.builder = Builder(self.target.isa, options.cache_folder, end)
         self.failures = self.builder.folder.parent / "not-compiled"
         folder = self.builder.folder.parent
-        self.database = Database(folder, self.target.fingerprint)
+        fields = json.dumps(plain(self.target))
+        self.database = Database(folder, self.target.fingerprint, fields=fields)
         self.pace = Pace(self.database.fact(PACE_FACT))
         self._keeps_calibration = True
         self.calibration = self._calibrate()
         self.reads_weights_from_memory = weights_bytes > self.calibration.kept_bytes
         if self.reads_weights_from_memory:
             self.database.close()
-            self.database = Database(folder, self.target.fingerprint, conditions="cold weights")
+            self.database = Database(folder, self.target.fingerprint, "cold weights", fields)
             self.calibration = self._calibrate(self.calibration)
 
     def known(self, candidate: Candidate) -> Record | None:

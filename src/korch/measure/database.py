@@ -12,14 +12,18 @@ import logging
 import sqlite3
 import time
 import zlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from korch.measure.record import Record, from_text, to_text
 
 logger = logging.getLogger("korch.measure")
 
-SCHEMA_VERSION = 9
-"""Since 9, workspaces hold zeros, not random bytes: kernels that pad lanes there took up to 1.5 times as long."""
+SCHEMA_VERSION = 10
+"""Since 9, workspaces hold zeros, not random bytes: kernels that pad lanes there took up to 1.5 times as long.
+Since 10, entries have a time, and targets are described."""
+
 SWITCH_SECONDS = 0.7
 """How long to wait for another process that holds a new file, when switching the write-ahead log on."""
 
@@ -31,13 +35,17 @@ LATER_MS = 50
 """The same, in milliseconds, after one wait was too long."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS records (
-    target TEXT NOT NULL, candidate TEXT NOT NULL, record TEXT NOT NULL,
+    target TEXT NOT NULL, candidate TEXT NOT NULL, record TEXT NOT NULL, at INTEGER NOT NULL,
     PRIMARY KEY (target, candidate)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS facts (
-    target TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (target, name)
+    target TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, at INTEGER NOT NULL, PRIMARY KEY (target, name)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS targets (target TEXT PRIMARY KEY, fields TEXT NOT NULL) WITHOUT ROWID;
 """
+
+NOW = "CAST(strftime('%s', 'now') AS INTEGER)"
+"""Seconds since 1970, in SQL."""
 
 _LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
@@ -48,15 +56,18 @@ _DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
 class Database:
     """Records and facts of one target, measured under the same conditions."""
 
-    def __init__(self, folder: Path, target: str, conditions: str = "") -> None:
+    def __init__(self, folder: Path, target: str, conditions: str = "", fields: str = "") -> None:
         """Open the file.
 
-        `conditions`: how kernels are timed, if not in the usual way; part of every key.
+        `conditions`: how kernels are timed, if not in the usual way; part of every key. `fields`: the target's fields
+        as JSON, for `korch database`.
         """
         self.target = f"{target} {conditions}".rstrip()
         self.path = folder / f"kernels-{SCHEMA_VERSION}.sqlite"
         self._said: set[str] = set()
         self._connection = self._open()
+        if fields:
+            self._do("INSERT OR IGNORE INTO targets VALUES (?, ?)", (self.target, fields))
 
     def record(self, candidate: str) -> Record | None:
         """Return the record of a candidate, or None if there is none."""
@@ -71,7 +82,7 @@ class Database:
 
     def put_record(self, candidate: str, record: Record) -> None:
         """Store the record of a candidate."""
-        self._write("INSERT OR REPLACE INTO records VALUES (?, ?, ?)", candidate, to_text(record))
+        self._write(f"INSERT OR REPLACE INTO records VALUES (?, ?, ?, {NOW})", candidate, to_text(record))
 
     def fact(self, name: str) -> str | None:
         """Return a fact about the target (a calibration, a plan), or None."""
@@ -79,7 +90,7 @@ class Database:
 
     def put_fact(self, name: str, value: str) -> None:
         """Store a fact about the target."""
-        self._write("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", name, value)
+        self._write(f"INSERT OR REPLACE INTO facts VALUES (?, ?, ?, {NOW})", name, value)
 
     def close(self) -> None:
         """Close the file."""
@@ -96,28 +107,51 @@ class Database:
             return None
         return None if row is None else self._opened(key, str(row[0]))
 
-    def _sealed(self, key: str, value: str) -> str:
-        """Return a value with a preceding checksum of its key and itself: SQLite has no checksums of rows."""
-        return f"{zlib.crc32(f'{self.target} {key} {value}'.encode()):08x} {value}"
-
     def _opened(self, key: str, text: str) -> str | None:
-        value = text[9:]
-        if self._sealed(key, value) == text:
-            return value
+        if is_sealed(self.target, key, text):
+            return text[9:]
         logger.warning("the stored value of %s is damaged; it is determined again", key)
         return None
 
     def _write(self, statement: str, key: str, value: str) -> None:
-        sealed = self._sealed(key, value)
+        self._do(statement, (self.target, key, sealed(self.target, key, value)))
+
+    def _do(self, statement: str, values: Sequence[object]) -> int:
+        """Execute a statement; return the number of rows that it changed, 0 if it fails."""
         try:
             with self._connection:
-                self._connection.execute(statement, (self.target, key, sealed))
+                return self._connection.execute(statement, values).rowcount
         except sqlite3.OperationalError as error:  # read-only, full or locked: go on without
             self._say_once("written", error)
         except _DAMAGE as error:
             self._heal(error)
             with self._connection:
-                self._connection.execute(statement, (self.target, key, sealed))
+                return self._connection.execute(statement, values).rowcount
+        return 0
+
+    def rows(self, query: str, *values: str) -> list[tuple[Any, ...]]:
+        """Return the rows of a query over all targets; none if the file can't be read."""
+        try:
+            return self._connection.execute(query, values).fetchall()
+        except sqlite3.OperationalError as error:
+            self._say_once("read", error)
+        except _DAMAGE as error:
+            self._heal(error)
+        return []
+
+    def add(self, rows: Iterable[Sequence[Any]]) -> int:
+        """Add rows, each after its table's name, unless an equal key is known; return how many were added."""
+        return sum(
+            max(0, self._do(f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * len(row))})", row))
+            for table, *row in rows
+        )
+
+    def remove_before(self, at_s: int) -> int:
+        """Remove entries that are older than a time in seconds since 1970; return how many there were."""
+        removed = sum(max(0, self._do(f"DELETE FROM {table} WHERE at < ?", (at_s,))) for table in ("records", "facts"))
+        self._connection.execute("VACUUM")
+        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return removed
 
     def _say_once(self, what: str, error: sqlite3.Error) -> None:
         if is_locked := getattr(error, "sqlite_errorcode", 0) & 0xFF in _LOCKED:
@@ -171,6 +205,16 @@ class Database:
             return self._in_memory(worse)
 
 
+def sealed(target: str, key: str, value: str) -> str:
+    """Return a value with a preceding checksum of its keys and itself: SQLite has no checksums of rows."""
+    return f"{zlib.crc32(f'{target} {key} {value}'.encode()):08x} {value}"
+
+
+def is_sealed(target: str, key: str, text: str) -> bool:
+    """Return whether a stored text is as `sealed` made it."""
+    return sealed(target, key, text[9:]) == text
+
+
 def _check_structure(connection: sqlite3.Connection) -> None:
     """Check what the checksums of rows don't cover: in a tree with wrong order, new rows would be lost.
 
@@ -180,7 +224,7 @@ def _check_structure(connection: sqlite3.Connection) -> None:
     (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if verdict != "ok":
         raise sqlite3.DatabaseError(verdict)
-    for columns in ("target, candidate, record FROM records", "target, name, value FROM facts"):
+    for columns in ("target, candidate, record, at FROM records", "target, name, value, at FROM facts"):
         try:
             connection.execute(f"SELECT {columns} LIMIT 0")
         except sqlite3.OperationalError as error:

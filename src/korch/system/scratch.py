@@ -40,6 +40,17 @@ def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
         os.close(descriptor)
 
 
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that readers see all of it or none.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    with scratch_folder(path.parent) as folder:
+        (folder / "new").write_bytes(data)
+        (folder / "new").replace(path)
+
+
 def sweep(parent: Path) -> None:
     """Remove the temporary folders of processes that are gone."""
     for folder in parent.glob(f"{PREFIX}*"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from korch.measure.record import Failed, Measured, Record
 from korch.measure.session import MeasuringProcess, run_jobs
 from korch.options import Options
 from korch.provider.provider import Provider
+from korch.records import plain
 from korch.system.deadline import Deadline
 
 logger = logging.getLogger("korch.cuda")
@@ -45,7 +47,9 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
         self.target = dataclasses.replace(known, allow_tf32=options.allows_tf32, allow_split=not options.strict)
         self._worker = MeasuringProcess(WORKER)
         self.compiler = CubinCompiler(self.target.arch, options.cache_folder)
-        self.database = Database(self.compiler.folder.parent, self.target.fingerprint)
+        self.database = Database(
+            self.compiler.folder.parent, self.target.fingerprint, fields=json.dumps(plain(self.target))
+        )
         if is_here:
             self.target = self._calibrated(self.target)
 

@@ -1,0 +1,135 @@
+"""The kernel database as files that travel between machines.
+
+A file is gzipped lines of JSON: first the schema, then one line for each target, record and fact, with the checksum and
+the time of the entry. Entries count only where target, versions and kernel are equal, so a file from another kind of
+machine does no harm; it is named.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from korch.errors import OptionError
+from korch.measure.database import SCHEMA_VERSION, Database, is_sealed
+from korch.system.files import open_file
+from korch.system.scratch import write_atomically
+
+KIND = "korch kernel database"
+TABLES = ("targets", "records", "facts")
+
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStats:
+    """What a database has of one target; `fields` are those of the target, and times are in seconds since 1970."""
+
+    target: str
+    fields: Mapping[str, Any]
+    records: int
+    facts: int
+    first_s: int
+    last_s: int
+
+    def differences(self, here: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the fields in which the target differs from this machine, as text."""
+        both = (name for name in here if name in self.fields)
+        return tuple(f"{n}: {here[n]!r} here, {self.fields[n]!r} there" for n in both if here[n] != self.fields[n])
+
+
+def stats(folder: Path) -> list[TargetStats]:
+    """Return what the database in a folder has, by target."""
+    with closing(Database(folder, "")) as database:
+        return [_stats_of(database, target) for target in _targets(database)]
+
+
+def _targets(database: Database) -> list[str]:
+    query = "SELECT target FROM records UNION SELECT target FROM facts ORDER BY target"
+    return [target for (target,) in database.rows(query)]
+
+
+def _stats_of(database: Database, target: str) -> TargetStats:
+    fields = database.rows("SELECT fields FROM targets WHERE target = ?", target)
+    times = [at for table in TABLES[1:] for (at,) in database.rows(f"SELECT at FROM {table} WHERE target = ?", target)]
+    ((records,),) = database.rows("SELECT count(*) FROM records WHERE target = ?", target)
+    known = json.loads(fields[0][0]) if fields else {}
+    return TargetStats(target, known, records, len(times) - records, min(times), max(times))
+
+
+def export_to(folder: Path, path: Path) -> int:
+    """Write the database of a folder to a file, atomically; return the number of entries."""
+    with closing(Database(folder, "")) as database:
+        rows = [(table, row) for table in TABLES for row in database.rows(f"SELECT * FROM {table}")]
+    lines = [{"kind": KIND, "schema": SCHEMA_VERSION}, *([table, *row] for table, row in rows)]
+    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+    write_atomically(path, gzip.compress(text.encode(), mtime=0))
+    return len(rows)
+
+
+def import_from(folder: Path, paths: Iterable[Path]) -> tuple[int, int]:
+    """Add the entries of files to the database of a folder; entries that it has already stay as they are.
+
+    Returns:
+        The number of entries that were added, and of those in the files.
+
+    Raises:
+        OptionError: a file is damaged, or of another version; nothing of any file is added.
+    """
+    rows = [row for path in paths for row in _read(path)]
+    with closing(Database(folder, "")) as database:
+        return database.add(rows), len(rows)
+
+
+def _read(path: Path) -> Iterator[Row]:
+    hint = "Write it with `korch database export`"
+    try:
+        with open_file(path) as stream:
+            head, *lines = gzip.decompress(stream.read()).decode().splitlines()
+        first = json.loads(head)
+        if first.get("kind") != KIND:
+            raise ValueError("it is no kernel database")
+        if first["schema"] != SCHEMA_VERSION:
+            raise ValueError(f"it has schema {first['schema']}; this version of Korch has schema {SCHEMA_VERSION}")
+        for number, line in enumerate(lines, 2):
+            row = json.loads(line)
+            if not _is_row(row):
+                raise ValueError(f"line {number} is damaged")
+            yield tuple(row)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, ValueError, KeyError, AttributeError) as error:
+        raise OptionError(f"it can't be imported: {error}", where=str(path), hint=hint) from error
+
+
+def _is_row(row: object) -> bool:
+    """Return whether a line is an entry with a correct checksum."""
+    match row:
+        case ["targets", str(), str(fields)]:
+            return isinstance(json.loads(fields), dict)
+        case ["records" | "facts", str(target), str(key), str(text), int()]:
+            return is_sealed(target, key, text)
+    return False
+
+
+def prune(folder: Path, days: float | None, most_bytes: int | None) -> int:
+    """Remove entries older than some days, and then the oldest ones until the file is small enough.
+
+    Returns:
+        The number of entries that were removed.
+    """
+    with closing(Database(folder, "")) as database:
+        removed = 0
+        if days is not None:
+            removed += database.remove_before(int(time.time() - 86400 * days))
+        while most_bytes is not None and database.path.exists() and database.path.stat().st_size > most_bytes:
+            times = sorted(at for table in TABLES[1:] for (at,) in database.rows(f"SELECT at FROM {table}"))
+            if not times:
+                break
+            removed += database.remove_before(times[len(times) // 4] + 1)
+        return removed
