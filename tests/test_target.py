@@ -38,6 +38,16 @@ def test_instructions_for_bfloat16_stand_in_for_units(with_units, monkeypatch):
     assert [found.sums_components(pairs) for pairs in (0.5, 1, 4, 6)] == [False, True, False, False]
 
 
+@pytest.mark.parametrize(("best", "strict"), [("neon_bf16", "neon_dot"), ("neon_dot", "neon_dot"), ("neon", "neon")])
+def test_sets_of_neon(best, strict, with_units, monkeypatch):
+    monkeypatch.setattr(module, "_cpuinfo", lambda: (frozenset(ISA_FLAGS[best]), "a CPU"))
+    monkeypatch.setattr(module, "has_matrix_units", lambda: False)
+    found = detect_target(2, "")
+    assert (found.isa, found.lanes, found.registers) == (best, 4, 32)
+    assert (found.has_dot, found.sums_components(1)) == (best != "neon", best == "neon_bf16")
+    assert detect_target(2, "", matrix_units=False).isa == strict
+
+
 def test_the_environment_forces_a_set(with_units, monkeypatch):
     monkeypatch.setenv("KORCH_ISA", "avx2")
     found = detect_target(2, "")
@@ -49,7 +59,7 @@ def test_the_environment_forces_a_set(with_units, monkeypatch):
     assert detect_target(2, "").isa == "avx512_vnni"
 
 
-@pytest.mark.parametrize("name", ["mmx", "avx512", "amx", "neon"])
+@pytest.mark.parametrize("name", ["mmx", "avx512", "amx", "neon", "neon_dot"])
 def test_a_set_that_the_cpu_lacks_is_refused(name, monkeypatch):
     monkeypatch.setattr(module, "_cpuinfo", lambda: (frozenset(ISA_FLAGS["avx2"]), "a CPU"))
     monkeypatch.setenv("KORCH_ISA", name)

@@ -22,17 +22,20 @@ ISA_FLAGS = {
     "avx512_vnni": (*_AVX512, "avx512_vnni"),
     "avx512": _AVX512,
     "avx2": ("avx2", "fma"),
+    "neon_bf16": ("asimd", "asimddp", "bf16"),
+    "neon_dot": ("asimd", "asimddp"),
     "neon": ("asimd",),
 }
 """The flags of /proc/cpuinfo that each instruction set needs; the best instruction set comes first."""
 
-LANES = {"amx": 16, "avx512_bf16": 16, "avx512_vnni": 16, "avx512": 16, "avx2": 8, "neon": 4, "generic": 4}
+_WIDER = {"amx": 16, "avx512_bf16": 16, "avx512_vnni": 16, "avx512": 16, "avx2": 8}
+LANES = dict.fromkeys((*ISA_FLAGS, "generic"), 4) | _WIDER
 """float32 elements in a vector register."""
 
 EDGE = 32
 """The rows and columns that the matrix units compute together, and the terms of a step."""
 
-OF_COMPONENTS = ("amx", "avx512_bf16")
+OF_COMPONENTS = ("amx", "avx512_bf16", "neon_bf16")
 """Instruction sets with instructions that multiply bfloat16."""
 
 
@@ -43,7 +46,8 @@ class Target:
     Attributes:
         cpu: the CPU's model name.
         isa: amx (avx512_vnni with matrix units), avx512_bf16 (avx512_vnni with sums of products of bfloat16),
-            avx512_vnni (avx512 with sums of products of bytes), avx512, avx2, neon or generic.
+            avx512_vnni (avx512 with sums of products of bytes), avx512, avx2, neon_bf16 and neon_dot (neon with the
+            same two), neon or generic.
         lanes: float32 elements in a vector register.
         threads: threads that an executable uses.
         l1_bytes: size of a core's level-1 data cache.
@@ -71,21 +75,21 @@ class Target:
     @property
     def registers(self) -> int:
         """Number of vector registers."""
-        return 32 if self.isa == "neon" or self.lanes == 16 else 16
+        return 32 if self.isa.startswith("neon") or self.lanes == 16 else 16
 
     @property
     def has_dot(self) -> bool:
         """Whether an instruction adds the products of four bytes to each lane."""
-        return "avx512_vnni" in ISA_FLAGS.get(self.isa, ())
+        return not {"avx512_vnni", "asimddp"}.isdisjoint(ISA_FLAGS.get(self.isa, ()))
 
     def sums_components(self, pairs: float) -> bool:
         """Return whether products of numbers split into bfloat16 components are supported.
 
-        Matrix units support any number of components; avx512_bf16 only numbers that are one component.
+        Matrix units support any number of components; vectors only numbers that are one component.
 
         `pairs`: the number of products of components for one product of two numbers.
         """
-        return self.isa == "amx" or (self.isa == "avx512_bf16" and pairs == 1)
+        return self.isa == "amx" or (self.isa in OF_COMPONENTS and pairs == 1)
 
     def differences(self, other: Target) -> tuple[str, ...]:
         """Return the fields in which another target differs, as text."""

@@ -1,4 +1,4 @@
-"""Products of bfloat16 by the AVX-512 instruction for them, on CPUs without matrix units or without access to them."""
+"""Products of bfloat16 by the instruction for vectors of them: of AVX-512 without matrix units, and of NEON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from korch.provider.conv import ConvProvider
 from korch.provider.gemm import GemmProvider
 from korch.provider.provider import Kernel, Provider
 from korch.runtime.machine import REQUIRED_FLAGS, cpu_flags
-from korch.target import Target
+from korch.target import LANES, Target
+from korch.testing.emulated import EMULATED, Emulated, missing_commands
 from korch.testing.kernels import check_kernel, check_offers, load_kernels, run_kernel
 from korch.testing.samples import random_arrays
 from tests.provider.linear_groups import Graph
@@ -29,8 +30,11 @@ from tests.provider.test_instruction_sets import _assemble
 from tests.provider.test_sixteen_bit_floats import cast, narrow_product
 
 HALVES = (DType.BF16, DType.BF16)
-TARGET = Target(isa="avx512_bf16", lanes=16, threads=2, l2_bytes=256 << 10)
+TARGETS = {
+    isa: Target(isa=isa, lanes=LANES[isa], threads=2, l2_bytes=256 << 10) for isa in ("avx512_bf16", "neon_bf16")
+}
 """Small caches, so that blocks, chunks and groups are many."""
+EACH = pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
 
 
 class Pairs:
@@ -100,26 +104,30 @@ CASES: dict[str, tuple[Provider[Target, Kernel], list[Group]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
+@pytest.fixture
+def compiled(target: Target, tmp_path):
     """A compiler for the instructions."""
-    if missing := {*REQUIRED_FLAGS["avx512_bf16"]} - cpu_flags():
+    if not (missing := {*REQUIRED_FLAGS[target.isa]} - cpu_flags()):
+        return Builder(target.isa, tmp_path)
+    if target.isa not in EMULATED or missing_commands():
         pytest.skip(f"this CPU lacks {', '.join(sorted(missing))}")
-    return Builder("avx512_bf16", tmp_path_factory.mktemp("bf16"))
+    return Emulated(tmp_path)
 
 
+@EACH
 @pytest.mark.parametrize("name", CASES)
-def test_kernels_agree_with_the_reference(name, compiled, rng):
+def test_kernels_agree_with_the_reference(name, target, compiled, rng):
     provider, groups = CASES[name]
-    checked = check_offers(Pairs(provider), groups, TARGET, compiled, rng)
+    checked = check_offers(Pairs(provider), groups, target, compiled, rng)
     assert {group.key for group, *_ in checked} == {group.key for group in groups}
     assert all(offer.pairs == 1 for _, offer, _ in checked)
 
 
+@EACH
 @pytest.mark.parametrize("name", ["products", "convolutions"])
-def test_what_is_not_finite_goes_where_the_reference_has_it(name, compiled, rng):
+def test_what_is_not_finite_goes_where_the_reference_has_it(name, target, compiled, rng):
     provider, groups = CASES[name]
-    checked = check_offers(Pairs(provider), groups, TARGET, compiled, rng)
+    checked = check_offers(Pairs(provider), groups, target, compiled, rng)
     library = load_kernels([kernel for _, _, kernel in checked], compiled)
     for group, offer, kernel in checked:
         inputs = random_arrays(rng, group.input_types)
@@ -128,31 +136,35 @@ def test_what_is_not_finite_goes_where_the_reference_has_it(name, compiled, rng)
         check_kernel(kernel, group, offer, inputs, compiled, library)
 
 
-def test_denormal_numbers_count_as_zero(compiled, rng):
+@EACH
+def test_denormal_numbers_count_as_zero(target, compiled, rng):
     group = narrow_product(HALVES, ((32, 64), (64, 32)), is_constant=False)
-    (offer,) = Pairs(GemmProvider()).offer(group, TARGET)
-    kernel = GemmProvider().build(group, offer, TARGET)
+    (offer,) = Pairs(GemmProvider()).offer(group, target)
+    kernel = GemmProvider().build(group, offer, target)
     x, w = random_arrays(rng, group.input_types)
     x[:], w[:] = 2.0**-130, 2.0**100
     (found,) = run_kernel(kernel, group, offer, [x, w], compiled)
     assert x.astype(np.float32).all() and not found.astype(np.float32).any()
 
 
+@EACH
 @pytest.mark.parametrize("name", CASES)
-def test_sums_stay_in_registers(name):
-    provider, groups = CASES[name]
-    for text in _assemble(lambda: Pairs(provider), groups[:1], TARGET):
-        loops = [part for part in re.split(r"\n\.LBB\S+:", text) if part.count("vdpbf16ps") > 1]
+def test_sums_stay_in_registers(name, target):
+    (provider, groups), dot = CASES[name], "bfdot" if target.isa in EMULATED else "vdpbf16ps"
+    for text in _assemble(lambda: Pairs(provider), groups[:1], target):
+        loops = [part for part in re.split(r"\n\.LBB\S+:", text) if part.count(dot) > 1]
         assert loops
         for loop in loops:
-            products = loop[loop.index("vdpbf16ps") : loop.rindex("vdpbf16ps")]
-            assert not re.search(r"vmov\w+\s+%zmm\d+, -?\d*\(%rsp\)", products)
+            products = loop[loop.index(dot) : loop.rindex(dot)]
+            assert not re.search(r"vmov\w+\s+%zmm\d+, -?\d*\(%rsp\)|st[rp]\s+q.*\[sp", products)
 
 
-def test_numbers_of_more_components_are_left_to_float32():
+@pytest.mark.parametrize(("isa", "lesser"), [("avx512_bf16", "avx512_vnni"), ("neon_bf16", "neon_dot")])
+def test_numbers_of_more_components_are_left_to_float32(isa, lesser):
+    target = TARGETS[isa]
     for types in ((DType.F32, DType.F32), (DType.F32, DType.BF16), (DType.F16, DType.F16)):
         group = narrow_product(types, ((64, 64), (64, 64)), is_constant=True)
-        assert Pairs(GemmProvider()).offer(group, TARGET) == []
+        assert Pairs(GemmProvider()).offer(group, target) == []
     few = narrow_product(HALVES, ((8, 64), (64, 64)), is_constant=True)
-    assert Pairs(GemmProvider()).offer(few, TARGET) == []
-    assert Pairs(GemmProvider()).offer(PRODUCTS[0], replace(TARGET, isa="avx512_vnni")) == []
+    assert Pairs(GemmProvider()).offer(few, target) == []
+    assert Pairs(GemmProvider()).offer(PRODUCTS[0], replace(target, isa=lesser)) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -23,8 +24,10 @@ from korch.provider.provider import Provider
 from korch.provider.winograd import WinogradProvider, provider
 from korch.schedule.products import PAIR_LANES
 from korch.target import LANES, Target
+from korch.testing.emulated import EMULATED, Emulated, missing_commands
 from korch.testing.kernels import check_offers, load_kernels, offers_of, run_kernel
 from tests.provider.linear_groups import Graph
+from tests.provider.test_instruction_sets import _assemble
 
 SIGNS = tuple(itertools.product(("u8", "i8"), repeat=2))
 
@@ -68,7 +71,11 @@ def product(a: tuple[int, ...], b: tuple[int, ...], signs=("u8", "i8"), constant
 
 
 def check_exactly(
-    provider: Provider[Target, object], groups: list[Group], target: Target, builder: Builder, rng: np.random.Generator
+    provider: Provider[Target, object],
+    groups: list[Group],
+    target: Target,
+    builder: Builder | Emulated,
+    rng: np.random.Generator,
 ) -> list[Group]:
     """Compare every offer with the reference in the program's types; return the groups that were run."""
     made = list(offers_of(provider, groups, target))
@@ -277,15 +284,28 @@ def test_depthwise_convolutions(target, builder, rng):
     assert all(group in found for group in groups)
 
 
-@pytest.mark.parametrize("isa", ["avx512", "avx2", "generic"])
-def test_lesser_sets_of_this_machine(isa, target, rng, tmp_path):
-    """Bytes are multiplied as 16-bit numbers, and other numbers of lanes take other tails."""
-    if target.lanes < LANES["avx512"]:
+@pytest.mark.parametrize("isa", ["avx512", "avx2", "generic", *EMULATED])
+def test_other_sets(isa, target, rng, tmp_path):
+    """Bytes are multiplied as 16-bit numbers or by other instructions; other numbers of lanes take other tails."""
+    if target.lanes < LANES["avx512"] if isa not in EMULATED else missing_commands():
         pytest.skip("this machine runs no other instruction set")
-    other, builder = replace(target, isa=isa, lanes=LANES[isa]), Builder(isa, tmp_path)
+    other = replace(target, isa=isa, lanes=LANES[isa])
+    builder = Emulated(tmp_path) if isa in EMULATED else Builder(isa, tmp_path)
     products = [product(*shape, signs, True, requantizes=True) for shape, signs in zip(SHAPES[2:], SIGNS, strict=True)]
     offered = [g for g in products if not isinstance(GemmProvider().offer(g, other), Refusal)]
     check_exactly(GemmProvider(), offered, other, builder, rng)
     windows = [*convolutions(2 * other.lanes)[::3], *depthwise_convolutions()[::2]]
     offered = [g for g in windows if not isinstance(ConvProvider().offer(g, other), Refusal)]
     assert check_exactly(ConvProvider(), offered, other, builder, rng)
+
+
+@pytest.mark.parametrize(
+    ("isa", "names"),
+    [("avx512_vnni", ["vpdpbusd"] * 4), ("neon_dot", ["udot", "sdot", "udot", "sdot"]), ("neon", ["mla"] * 4)],
+)
+def test_the_instruction_that_adds_four_products(isa, names):
+    for signs, name in zip(SIGNS, names, strict=True):
+        for text in _assemble(GemmProvider, [product(*SHAPES[3], signs)], Target(isa=isa, lanes=LANES[isa])):
+            found = re.findall(r"^\s*(vpdp\w+|[us]dot|mla)\s", text, re.M)
+            assert set(found) == {name}
+            assert len(found) >= 24

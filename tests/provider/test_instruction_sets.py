@@ -29,7 +29,7 @@ from korch.target import LANES, Target
 from korch.testing.emulated import Emulated, missing_commands
 from korch.testing.kernels import check_offers
 from tests.provider.linear_groups import Graph
-from tests.support.fuzz_kernels import PLAIN, run_round
+from tests.support.fuzz_kernels import MIXED, PLAIN, run_round
 from tests.support.matrix_units import EmulatedUnits
 
 
@@ -170,9 +170,10 @@ def test_kernels_run_on_neon(provider, groups: Groups, rng, tmp_path: Path):
     assert check_offers(provider(), groups(target.lanes), target, Emulated(tmp_path), rng)
 
 
-def test_random_groups_agree_on_neon(tmp_path: Path):
+@pytest.mark.parametrize(("isa", "dtypes"), [("neon", PLAIN[:1]), ("neon_dot", MIXED[2:3]), ("neon_bf16", PLAIN[2:3])])
+def test_random_groups_agree_on_neon(isa, dtypes, tmp_path: Path):
     if missing := missing_commands():
         pytest.skip(f"{' and '.join(missing)} missing (Debian: qemu-user)")
-    target = Target(isa="neon", lanes=LANES["neon"], threads=2)
-    checked, findings = run_round(0, 0, target, Emulated(tmp_path), dtypes=PLAIN[:1])
+    target = Target(isa=isa, lanes=LANES[isa], threads=2)
+    checked, findings = run_round(0, 0, target, Emulated(tmp_path), dtypes=dtypes)
     assert checked > 0 and findings == []

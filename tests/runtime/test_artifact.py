@@ -356,7 +356,8 @@ def test_what_json_has_no_word_for_is_refused_before_anything_is_written(path, c
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_each_instruction_set_that_the_compiler_may_use_is_required(isa):
-    names = {"bmi": "bmi1", "neon": "asimd", "avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16"}
+    names = {"bmi": "bmi1", "neon": "asimd", "dotprod": "asimddp"}
+    names |= {"avx512vnni": "avx512_vnni", "avx512bf16": "avx512_bf16"}
     used = {names.get(name, name) for name in ISAS[isa].features if not name.startswith("amx")}
     assert used <= {*REQUIRED_FLAGS[isa], "prfchw"}
     assert set(REQUIRED_FLAGS) == set(ISAS)

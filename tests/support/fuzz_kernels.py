@@ -1,12 +1,13 @@
 """Checks kernels of every provider for random groups of every element type.
 
-    python -m tests.support.fuzz_kernels [--rounds 200] [--seed 0] [--neon | --amx]
+    python -m tests.support.fuzz_kernels [--rounds 200] [--seed 0] [--neon [SET] | --amx]
 
 A round draws a few random graphs of one to three element types, cuts them into groups as a search
 does, asks every provider of the CPU for kernels, compiles them together, and compares each with the
 reference. A kernel that does not compile or has wrong results is a finding. Round n of a seed always
-draws the same groups. With `--neon` kernels are built for NEON and run by emulation (`korch.testing.emulated`); with
-`--amx` software emulates matrix units that the machine lacks. `$KORCH_ISA` chooses other instruction sets.
+draws the same groups. With `--neon` kernels are built for NEON, or for NEON with more instructions (neon_dot or
+neon_bf16), and run by emulation (`korch.testing.emulated`); with `--amx` software emulates matrix units that the
+machine lacks. `$KORCH_ISA` chooses other instruction sets.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from korch.primitive.types import DType
 from korch.provider.generated import GeneratedProvider
 from korch.provider.provider import Kernel, Provider, load_providers
 from korch.target import LANES, Target, detect_target
-from korch.testing.emulated import Emulated, missing_commands
+from korch.testing.emulated import EMULATED, Emulated, missing_commands
 from korch.testing.kernels import check_kernel, load_kernels
 from korch.testing.samples import random_arrays
 from tests.support.matrix_units import matrix_units
@@ -185,13 +186,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--first", type=int, default=0, help="number of the first round")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--neon", action="store_true", help="build for NEON and run by emulation")
+    parser.add_argument("--neon", nargs="?", const="neon", choices=EMULATED, help="build for NEON and run by emulation")
     parser.add_argument("--amx", action="store_true", help="build for matrix units, in software if there are none")
     args = parser.parse_args(arguments)
     if args.neon and (missing := missing_commands()):
         parser.error(f"--neon needs {' and '.join(missing)}; in Debian: apt-get install qemu-user")
     target = detect_target(2, llvm_identity())
-    target = Target(isa="neon", lanes=LANES["neon"]) if args.neon else target
+    target = Target(isa=args.neon, lanes=LANES[args.neon]) if args.neon else target
     begun_s, checked, wrong = time.monotonic(), 0, 0
     for number in range(args.first, args.first + args.rounds):
         with tempfile.TemporaryDirectory() as folder:

@@ -8,7 +8,14 @@ from korch.primitive.types import DType
 from korch.target import Target
 from korch.tile.llvm.emit import Emit, SsaValue, constant
 from korch.tile.llvm.functions import fused
-from korch.tile.llvm.instructions import TILE_BYTES, TILE_ROWS, configure_tiles, dot_of, print_tiles
+from korch.tile.llvm.instructions import (
+    TILE_BYTES,
+    TILE_ROWS,
+    configure_tiles,
+    dot_of_tiles,
+    dot_of_vectors,
+    print_tiles,
+)
 from korch.tile.llvm.isa import ISAS, Isa
 from korch.tile.llvm.print import module
 
@@ -41,13 +48,12 @@ def print_rates(target: Target) -> tuple[str, float]:
 
     factor = constant("float", FACTOR, target.lanes)
     chains("multiply", lambda x: fused(emit, x, factor, factor))
-    if isa.has_pairs:
-        pairs = dot_of(DType.BF16, DType.BF16, in_tiles=False)
+    if pairs := dot_of_vectors(DType.BF16, isa.features):
         none = SsaValue("zeroinitializer", "bfloat", 2 * target.lanes)
         chains("multiply_split", lambda x: pairs.add(emit, x, none, none))
         work = 2.0 * CHAINS * 2 * target.lanes / COMPONENT_PRODUCTS
     elif "amx-bf16" in isa.features:
-        dot = dot_of(DType.BF16, DType.BF16, in_tiles=True)
+        dot = dot_of_tiles(DType.BF16, DType.BF16)
         with emit.function(f"void @multiply_split({AT.typed}, {COUNT.typed}) #0"):
             configure_tiles(emit, TILE_BYTES, emit.index(TILE_ROWS), TILE_ROWS)
             for n in range(4, 8):

@@ -1,4 +1,4 @@
-"""NEON kernels -> an aarch64 program that QEMU runs, for tests on machines with another architecture.
+"""Kernels for NEON -> an aarch64 program that QEMU runs, for tests on machines with another architecture.
 
 It needs the command `qemu-aarch64` (Debian: qemu-user) and the package `ziglang`.
 """
@@ -23,6 +23,9 @@ from korch.system.native_build import FOLDER
 
 COMPILER = (sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-linux-musl")
 EMULATOR = "qemu-aarch64"
+
+EMULATED = ("neon", "neon_dot", "neon_bf16")
+"""Instruction sets that it has."""
 
 _MAIN = """
 #include <stdio.h>

@@ -11,8 +11,8 @@ BYTE_REGISTERS = {16: Registers(12, 2), 8: Registers(6, 2)}
 FEW_BYTE_REGISTERS = Registers(4, 2)
 """The default for other numbers of lanes: widened terms need registers, too."""
 
-DOT_REGISTERS = Registers(14, 2)
-"""The largest register blocking of a contraction of bytes if one instruction adds four products: none are widened."""
+DOT_REGISTERS = {16: Registers(14, 2), 4: Registers(6, 4)}
+"""The largest of a contraction of bytes if one instruction adds four products, by number of lanes: none are widened."""
 
 REGISTERS = {16: Registers(12, 2)}
 """The default register blocking of a contraction, by number of lanes: there are 32 registers of 16 lanes."""
@@ -23,7 +23,7 @@ FEW_REGISTERS = Registers(6, 2)
 
 def largest_of_bytes(lanes: int, has_dot: bool) -> Registers:
     """Return the largest register blocking of a contraction of bytes, perhaps by an instruction for four products."""
-    return DOT_REGISTERS if has_dot else BYTE_REGISTERS.get(lanes, FEW_BYTE_REGISTERS)
+    return DOT_REGISTERS[lanes] if has_dot else BYTE_REGISTERS.get(lanes, FEW_BYTE_REGISTERS)
 
 
 LONG_BLOCK = 1024

@@ -29,7 +29,7 @@ from korch.tile.llvm.components import ComponentPrinter
 from korch.tile.llvm.emit import SsaValue, constant
 from korch.tile.llvm.functions import fused
 from korch.tile.llvm.index import Env, both, condition, loop_inside
-from korch.tile.llvm.instructions import TILE_BYTES, TILE_ROWS, configure_tiles, dot_of, print_tiles
+from korch.tile.llvm.instructions import TILE_BYTES, TILE_ROWS, configure_tiles, dot_of_tiles, print_tiles
 from korch.tile.llvm.splitter import LANES, PAIRS, STEP, TILE, TOP
 from korch.tile.llvm.tiles import NO, SUMS, YES, Pending, TileCore, TileTurn
 from korch.tile.lower.buffers import LINE_BYTES
@@ -62,7 +62,7 @@ class ComponentTilePrinter(TileCore, ComponentPrinter):
     """Prints one contraction of components on matrix units."""
 
     kind, ahead = "float", 4 * EDGE
-    dot = dot_of(DType.BF16, DType.BF16, in_tiles=True)
+    dot = dot_of_tiles(DType.BF16, DType.BF16)
 
     def run(self) -> None:
         """Print the contraction; of its guards, some limit its rows."""

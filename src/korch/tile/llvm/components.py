@@ -25,16 +25,13 @@ from korch.tile.llvm.contract import ContractPrinter, Strip
 from korch.tile.llvm.emit import SsaValue, constant
 from korch.tile.llvm.functions import fused
 from korch.tile.llvm.index import Env, address
-from korch.tile.llvm.instructions import dot_of
+from korch.tile.llvm.instructions import dot_of_vectors
 from korch.tile.llvm.memory import Place
 from korch.tile.llvm.splitter import LANES, PAIRS, STEP, TILE, OperandSplitter
 from korch.tile.llvm.sums import SumsPrinter
 
-DOT = dot_of(DType.BF16, DType.BF16, in_tiles=False)
-"""The instruction that adds two products of bfloat16 to each lane."""
-
-ROWS_AT_ONCE = 8
-"""The rows of a block of sums: with two vectors of columns, they and the operands fill half of the registers."""
+SUMS = 16
+"""The vectors of sums of a block: they and the operands fill at least half of the registers."""
 
 UNROLLED_PAIRS = 4
 
@@ -89,7 +86,7 @@ class SplitBlockPrinter(BlockPrinter):
             places = [emit.add(x, emit.times(k, n)) for x, n in zip(at, turns[0][1:], strict=True)]
             if self.factors is None or len(turns) < len(self.turns):
                 return self._steps(turns[1:], block, places, own)
-            zeros = [constant("float", 0.0, LANES)] * len(own)
+            zeros = [constant("float", 0.0, self.lanes)] * len(own)
             found, factors = self._steps(turns[1:], block, places, zeros), self.factors(k, block)
             return [fused(emit, x, factors[i % block.vectors], own[i]) for i, x in enumerate(found)]
 
@@ -110,21 +107,24 @@ class SplitBlockPrinter(BlockPrinter):
         """Print the multiply-adds of a pair of terms."""
         emit, found = self.emit, list(sums)
         second = emit.place("i16", block.second, b[0])
-        places = [emit.place("i16", second, emit.index(b[1] + v * TILE)) for v in range(block.vectors)]
-        columns = [self._pairs(self.b, place, LANES) for place in places]
+        offsets = [n // LANES * TILE + n % LANES * PAIR for n in range(0, block.vectors * self.lanes, self.lanes)]
+        places = [emit.place("i16", second, emit.index(b[1] + offset)) for offset in offsets]
+        columns = [self._pairs(self.b, place, self.lanes) for place in places]
+        dot = dot_of_vectors(DType.BF16, self.context.isa.features)
+        assert dot is not None
         for r, (first, offset) in enumerate(block.first):
             at = emit.place("i16", emit.place("i16", first, a[0]), emit.index(offset + a[1]))
             x = self._pairs(self.a, at, 1)
             for v, column in enumerate(columns):
                 k = r * block.vectors + v
-                found[k] = DOT.add(emit, found[k], x, column)
+                found[k] = dot.add(emit, found[k], x, column)
         return found
 
     def _pairs(self, side: OperandSide, at: SsaValue, lanes: int) -> SsaValue:
         """Print a load of pairs of terms; a single one is repeated in each lane."""
         emit = self.emit
-        x = emit.splat(emit.load("i32", lanes, at, 4, emit.depth, self.era_of(side)), LANES)
-        return emit.pure("bfloat", PAIR * LANES, f"bitcast {x.typed} to <{PAIR * LANES} x bfloat>", x)
+        x = emit.splat(emit.load("i32", lanes, at, 4, emit.depth, self.era_of(side)), self.lanes)
+        return emit.pure("bfloat", PAIR * self.lanes, f"bitcast {x.typed} to <{PAIR * self.lanes} x bfloat>", x)
 
 
 class ComponentPrinter(ContractPrinter):
@@ -156,7 +156,8 @@ class ComponentPrinter(ContractPrinter):
             raise refused(f"buffer {out.buffer} has no columns side by side")
         finish = self.sums.finish and SumsPrinter(self.context, self.grid, step, self.sums.finish, env)
         rescale = self._side(step.rescale, env) if step.rescale is not None else None
-        self.registers = Registers(min(ROWS_AT_ONCE, math.prod(axis.extent for axis in self.rows)), PAIR)
+        vectors = EDGE // self.lanes
+        self.registers = Registers(min(SUMS // vectors, math.prod(axis.extent for axis in self.rows)), vectors)
         self.printer = SplitBlockPrinter(
             self.context,
             self.registers,
@@ -218,15 +219,15 @@ class ComponentPrinter(ContractPrinter):
         """Print the loads of the factors of a block's columns for a block of terms."""
         emit, context, found = self.emit, self.context, []
         index = substitute(at.index, {}, self.ranges)
-        if vector_step(index, self.columns.name, LANES) != 1:
+        if vector_step(index, self.columns.name, self.lanes) != 1:
             raise refused(f"the factors in buffer {at.buffer} are not adjacent")
         for v in range(block.vectors):
-            column = emit.add(block.column, emit.index(v * LANES))
+            column = emit.add(block.column, emit.index(v * self.lanes))
             own = {**env, **dict.fromkeys(self.blocks, k), self.columns.name: column}
             kind = context.kinds[at.buffer]
             place = address(emit, kind, context.bases[at.buffer], index, own)
             read = Place(place, context.dtypes[at.buffer], kind, emit.depth)
-            found.append(context.memory.load(read, LANES, block.mask_of(v)))
+            found.append(context.memory.load(read, self.lanes, block.mask_of(v)))
         return found
 
     def _products(self, env: Env) -> None:
@@ -258,7 +259,14 @@ class ComponentPrinter(ContractPrinter):
         maker.columns_block(strip.second, strip.column, self._masks(strip), (self.terms, self.emit.index(0)))
 
     def _masks(self, strip: Strip) -> list[SsaValue | None]:
-        return [*[None] * (strip.vectors - 1), strip.mask]
+        """Print which columns of a strip exist, for each vector that is split."""
+        emit, mask, columns = self.emit, strip.mask, strip.vectors * self.lanes
+        before = (columns - 1) // LANES
+        if self.lanes < LANES and (mask is not None or columns % LANES):
+            assert self.column_maker is not None
+            left = emit.add(self.end, emit.times(emit.add(strip.column, emit.index(before * LANES)), -1))
+            mask = self.column_maker.lanes_before(left)
+        return [*[None] * before, mask]
 
     def _sums_of_strip(self, strip: Strip) -> None:
         super()._strip(strip)
@@ -384,7 +392,8 @@ class ComponentWindowPrinter(ComponentPrinter):
     def _sums_of_strip(self, strip: Strip) -> None:
         """Print the loops over rows of results and over blocks of a row."""
         emit, own, width = self.emit, self.pixels, self.rows[1].extent
-        at_once, across = -(-width // -(-width // ROWS_AT_ONCE)), own.strides[1] * EDGE
+        at_once = -(-width // -(-width // (SUMS // self.registers.vectors)))
+        across = own.strides[1] * EDGE
         down = own.strides[0] * own.pitch * EDGE
 
         def row(y: SsaValue) -> None:

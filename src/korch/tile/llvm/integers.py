@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from korch.primitive.types import DType
 from korch.system.alignment import ceil_div, round_up
@@ -18,14 +19,11 @@ from korch.tile.llvm.arithmetic import is_signed
 from korch.tile.llvm.block import BlockPrinter, Lines, OperandSide, SumBlock
 from korch.tile.llvm.contract import ContractPrinter, Strip
 from korch.tile.llvm.emit import SsaValue, constant
-from korch.tile.llvm.instructions import dot_of
+from korch.tile.llvm.instructions import DotInstruction, dot_of_vectors
 from korch.tile.llvm.points import KernelContext
 
 PAIRS = {16: "llvm.x86.avx512.pmaddw.d.512", 8: "llvm.x86.avx2.pmadd.wd", 4: "llvm.x86.sse2.pmadd.wd"}
 """The instruction that adds two products of 16-bit numbers in each lane, by number of lanes."""
-
-DOT = dot_of(DType.U8, DType.I8, in_tiles=False)
-"""The instruction that adds four products of an unsigned and a signed byte to each lane."""
 
 TOP_BITS = 0x80808080
 """The highest bit of each byte: flipping it adds 128 to a signed byte, or takes 128 from an unsigned one."""
@@ -42,18 +40,17 @@ class IntegerBlockPrinter(BlockPrinter):
         """The terms that a lane multiplies at once."""
         return QUAD if self.a.kind == "i8" else PAIR
 
-    @property
-    def is_dot(self) -> bool:
-        """Whether one instruction multiplies and adds four bytes."""
-        return self.group == QUAD and DOT.feature in self.context.isa.features and self.lanes == DOT.columns
+    @cached_property
+    def dot(self) -> DotInstruction | None:
+        """The instruction that multiplies and adds four bytes, if there is one."""
+        found = dot_of_vectors(self._dtype(self.b), self.context.isa.features)
+        return found if self.group == QUAD and found is not None and found.columns == self.lanes else None
 
     @property
     def is_shifted(self) -> bool:
-        """Whether it multiplies the bytes of the first operand as those of the other sign, which differ by 128.
-
-        The instruction multiplies unsigned bytes by signed ones.
-        """
-        return self.is_dot and is_signed(self._dtype(self.a)) == is_signed(self._dtype(self.b))
+        """Whether it multiplies the bytes of the first operand as those of the other sign, which differ by 128."""
+        dot, own = self.dot, (self._dtype(self.a), self._dtype(self.b))
+        return dot is not None and (dot.a, dot.b) not in (own, own[::-1])
 
     def begin(self, block: SumBlock) -> list[SsaValue]:
         """Print the initial values of the sums of a block."""
@@ -68,12 +65,12 @@ class IntegerBlockPrinter(BlockPrinter):
 
         def add(q: SsaValue, *sums: SsaValue) -> list[SsaValue]:
             at = emit.place(self.b.kind, second, emit.times(q, step))
-            return [self._dot(x, ones, *self._columns(at, v)) for v, x in enumerate(sums)]
+            return [self._sum(x, [ones], self._columns(at, v)) for v, x in enumerate(sums)]
 
         start = (constant("i32", 0, self.lanes),) * vectors
         turns = math.prod(axis.extent for axis in self.terms[:-1])
         sums = emit.loop(emit.index(0), emit.times(self._steps, turns), 1, add, *start)
-        shift = constant("i32", -128 if is_signed(self._dtype(self.b)) else 128)
+        shift = constant("i32", -128 if is_signed(self._dtype(self.a)) else 128)
         return [emit.op("mul", x, shift) for x in sums]
 
     @property
@@ -110,17 +107,16 @@ class IntegerBlockPrinter(BlockPrinter):
             rows = self._widened(x, self._dtype(self.a))
             for v, own in enumerate(columns):
                 k = r * block.vectors + v
-                found[k] = self._dot(found[k], *rows, *own) if self.is_dot else self._sum(found[k], rows, own)
+                found[k] = self._sum(found[k], rows, own)
         return found
 
     def _sum(self, total: SsaValue, rows: Sequence[SsaValue], columns: Sequence[SsaValue]) -> SsaValue:
+        if self.dot is not None:
+            factors = [self._as(x, "i8") for x in (*rows, *columns)]
+            return self.dot.add(self.emit, total, *factors[:: 1 if self.dot.b is self._dtype(self.b) else -1])
         for x, y in zip(rows, columns, strict=True):
             total = self.emit.op("add", total, self.products(x, y))
         return total
-
-    def _dot(self, total: SsaValue, a: SsaValue, b: SsaValue) -> SsaValue:
-        factors = [self._as(x, "i8") for x in (a, b)]
-        return DOT.add(self.emit, total, *(factors if is_signed(self._dtype(self.b)) else factors[::-1]))
 
     def products(self, a: SsaValue, b: SsaValue) -> SsaValue:
         """Print the sum of the two products of 16-bit numbers in each lane."""
@@ -157,7 +153,7 @@ class IntegerBlockPrinter(BlockPrinter):
 
     def _widened(self, x: SsaValue, dtype: DType) -> list[SsaValue]:
         """Print the vectors of 16-bit numbers to multiply with: the even and the odd bytes of a quad."""
-        if self.group == PAIR or self.is_dot:
+        if self.group == PAIR or self.dot is not None:
             return [x]
         emit, words = self.emit, self._as(x, "i16")
         byte = constant("i16", 8)

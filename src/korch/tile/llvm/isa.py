@@ -7,6 +7,7 @@ from dataclasses import dataclass
 _AVX2 = ("avx2", "fma", "f16c", "bmi", "bmi2", "prfchw")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd")
 _VNNI = (*_AVX512, "avx512vnni")
+_AARCH64 = "aarch64-unknown-linux-gnu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Isa:
     @property
     def has_pairs(self) -> bool:
         """Whether vectors multiply pairs of bfloat16."""
-        return "avx512bf16" in self.features
+        return not {"avx512bf16", "bf16"}.isdisjoint(self.features)
 
     @property
     def is_x86(self) -> bool:
@@ -51,7 +52,9 @@ ISAS = {
         Isa("avx512_vnni", features=_VNNI),
         Isa("avx512", features=_AVX512),
         Isa("avx2", features=_AVX2),
-        Isa("neon", "aarch64-unknown-linux-gnu", ("neon",)),
+        Isa("neon_bf16", _AARCH64, ("neon", "dotprod", "bf16")),
+        Isa("neon_dot", _AARCH64, ("neon", "dotprod")),
+        Isa("neon", _AARCH64, ("neon",)),
         Isa("generic"),
     )
 }

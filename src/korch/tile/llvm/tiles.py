@@ -32,7 +32,7 @@ from korch.tile.llvm.instructions import (
     TILE_ROWS,
     DotInstruction,
     configure_tiles,
-    dot_of,
+    dot_of_tiles,
     print_tiles,
 )
 from korch.tile.llvm.integers import IntegerPrinter
@@ -235,7 +235,7 @@ class TilePrinter(TileCore, IntegerPrinter):
         count = steps_of(ceil_div(depth, QUAD))
         if len(turns) > MOST_TURNS or depth % (QUAD * count) or depth < last.extent or (turns and depth > last.extent):
             raise refused(f"terms of buffer {a.buffer} do not lie side by side in whole steps")
-        self.dot = dot_of(*(self.context.dtypes[at.buffer] for at in (a, b)), in_tiles=True)
+        self.dot = dot_of_tiles(*(self.context.dtypes[at.buffer] for at in (a, b)))
         self.quads = depth // (QUAD * count)
         self.around = [(count, QUAD * self.quads), *((axis.extent, a.steps[axis.name]) for axis in reversed(turns))]
         self.steps = math.prod(n for n, _ in self.around)
