@@ -91,7 +91,7 @@ def work_of(graph: PrimitiveGraph) -> PlanWork:
     return PlanWork(
         sum(KIND_KERNELS[category] for category in kinds.values()),
         len(primitives),
-        sum(constant.array.nbytes for constant in graph.constants.values()),
+        graph.weights_bytes,
         graph.total_flop,
         sum(graph.types[p.output].size for p in primitives),
     )

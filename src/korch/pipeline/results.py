@@ -37,7 +37,7 @@ class SplitModel:
     @property
     def weights_bytes(self) -> int:
         """The size of the model's constants."""
-        return sum(constant.array.nbytes for constant in self.graph.constants.values())
+        return self.graph.weights_bytes
 
 
 @dataclass(frozen=True, slots=True)

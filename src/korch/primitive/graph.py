@@ -176,6 +176,11 @@ class PrimitiveGraph:
         return tuple(p for p in self.primitives if p.row.category is Category.LINEAR)
 
     @property
+    def weights_bytes(self) -> int:
+        """The bytes of the constants; one with equal elements is stored as one element, and is not counted."""
+        return sum(constant.array.nbytes for constant in self.constants.values() if not constant.is_uniform)
+
+    @property
     def alternatives(self) -> int:
         """The number of primitives beyond one per value."""
         return sum(max(0, len(found) - 1) for found in self.producers)
