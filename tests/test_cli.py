@@ -451,6 +451,12 @@ $ bench {artifact} --model {folder}/missing.onnx
 {folder}/missing.onnx:
 $ fission {folder}/text.onnx
 {folder}/text.onnx:
+$ check {folder}/text.onnx
+{folder}/text.onnx:
+$ check {mlp} --shape other=3
+other
+$ check {mlp} --shape input=1x16,1x16
+option --shape: two bindings are equal
 """
 """Commands, each with a part of what it says."""
 

@@ -21,10 +21,10 @@ from korch.cuda.runtime.executable import CudaExecutable
 from korch.errors import ModelError, OptionError, UnknownSizeError, UnprovidedError, UnsupportedError
 from korch.frontend.onnx import ModelSource, read_model
 from korch.host.executable import HostedExecutable
-from korch.host.optimize import optimize_with_host
+from korch.host.optimize import optimize_with_host, several_with_host
 from korch.options import Options, default_threads, unknown_option
 from korch.pipeline import Progress, Watch, optimize_model
-from korch.pipeline.assumed import assumed, binding_text, fixed
+from korch.pipeline.assumed import assumed, assumed_text, fixed
 from korch.pipeline.ranges import optimize_ranges
 from korch.pipeline.source import onnx_source
 from korch.ranges.binding import Bound, is_open, static
@@ -246,11 +246,7 @@ def build(
     Raises:
         KorchError: the model, an option or the machine is not suitable; the message says what to do.
     """
-    if not bindings:
-        raise OptionError("there is no binding", where="option shapes", expected="at least one")
-    if any(binding in bindings[:i] for i, binding in enumerate(bindings)):
-        raise OptionError("two bindings are equal", where="option --shape", expected="different ones")
-    is_ranged = any(isinstance(n, range) for binding in bindings for shape in binding.values() for n in shape)
+    is_ranged = check_bindings(bindings)
     if options.is_cuda and (len(bindings) > 1 or is_ranged):
         raise UnsupportedError(
             "an artifact for a CUDA device has one plan", "option --shape", hint="Build an artifact for each binding"
@@ -266,6 +262,23 @@ def build(
     best = found[best_isa(found)]
     best.others = found
     return best
+
+
+def check_bindings(bindings: Sequence[Binding]) -> bool:
+    """Return whether there are ranges of sizes.
+
+    Raises:
+        OptionError: there is no binding, two are equal, or there are ranges and several bindings.
+    """
+    if not bindings:
+        raise OptionError("there is no binding", where="option shapes", expected="at least one")
+    if any(binding in bindings[:i] for i, binding in enumerate(bindings)):
+        raise OptionError("two bindings are equal", where="option --shape", expected="different ones")
+    is_ranged = any(isinstance(n, range) for binding in bindings for shape in binding.values() for n in shape)
+    if is_ranged and len(bindings) > 1:
+        expected = "ranges, or sizes separated by commas"
+        raise OptionError("there are ranges of sizes and several bindings", "option --shape", expected)
+    return is_ranged
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,39 +313,29 @@ class _Job:
             if not sizes:
                 return self._bound([binding])
             if not self.options.is_cuda:
-                logger.warning("sizes that are not given are assumed; to change them: %s", binding_text(sizes))
+                logger.warning("%s", assumed_text(sizes))
                 return self._bound([{**binding, **sizes}])
         except (UnsupportedError, ModelError) as error:
             logger.warning("the model is optimized for one size of each dimension: %s", error)
         sizes = fixed(sizes)
-        logger.warning("sizes that are not given are assumed; to change them: %s", binding_text(sizes))
+        logger.warning("%s", assumed_text(sizes))
         return self._bound([{**binding, **sizes}])
 
     def _bound(self, bindings: Sequence[Binding]) -> Runnable:
         if any(isinstance(n, range) for binding in bindings for shape in binding.values() for n in shape):
-            return self._ranged(bindings)
+            return self._ranged(bindings[0])
         count = len(bindings)
         found = [self.part(i, count)._static(static(binding)) for i, binding in enumerate(bindings)]
         if count == 1:
             return found[0]
         native = [executable for executable in found if isinstance(executable, Executable)]
         if len(native) < count:
-            raise UnsupportedError(
-                "a part of the model runs on the host, so it can't have several bindings yet",
-                where="option --shape",
-                hint="Build an artifact for each binding",
-            )
+            raise several_with_host()
         shaped.check_different(native)
         return ShapedExecutable(*combine(native, builder_of(self.options)))
 
-    def _ranged(self, bindings: Sequence[Binding]) -> RangedExecutable:
-        if len(bindings) > 1:
-            raise OptionError(
-                "there are ranges of sizes and several bindings",
-                where="option --shape",
-                expected="ranges, or sizes separated by commas",
-            )
-        source = onnx_source(self.source, bindings[0])
+    def _ranged(self, binding: Binding) -> RangedExecutable:
+        source = onnx_source(self.source, binding)
         return optimize_ranges(source, self.options, self.progress, self.deadline, self.watch)
 
     def _static(self, shapes: Mapping[str, tuple[int, ...]]) -> Executable | CudaExecutable | HostedExecutable:

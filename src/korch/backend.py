@@ -75,6 +75,20 @@ def has_kernels(options: Options, with_few_pairs: bool = False) -> Callable[[Gro
     return has_kernel
 
 
+def kernel_providers(options: Options) -> Callable[[Group], dict[str, bool]]:
+    """Return a function that names the CPU providers with a kernel for a group; true for those of a library."""
+    target, providers, faults = target_of(options), load_providers(), Faults()
+
+    def providers_of(group: Group) -> dict[str, bool]:
+        return {
+            provider.name: bool(getattr(provider, "runs_opaque", False))
+            for provider in providers
+            if not isinstance(faults.offers(provider, group, target), Refusal)
+        }
+
+    return providers_of
+
+
 def opaque_refusals(options: Options) -> Callable[[Group], str]:
     """Return a function that says why no provider of the target runs an operator without a fission rule.
 

@@ -73,6 +73,22 @@ def _dry_run(parsed: argparse.Namespace) -> int:
     return 1 if found.failures else 0
 
 
+def check(parsed: argparse.Namespace) -> int:
+    """Print what an optimization would do, for each binding."""
+    from korch.api import check_bindings
+    from korch.host.forecast import forecasts
+    from korch.records import to_json
+
+    bindings = parse_bindings(parsed.shape)
+    check_bindings(bindings)
+    found = forecasts(parsed.model, options_of(parsed), bindings, parsed.begun_s)
+    if parsed.json:
+        print(to_json(found[0] if len(found) == 1 else {"bindings": found}), end="")
+    else:
+        print("\n\n".join(one.to_text() for one in found))
+    return 0
+
+
 def print_stage(parsed: argparse.Namespace) -> int:
     """Run the stages up to `parsed.stage`, and print the result of this stage."""
     from korch.binary_program.solve import solve

@@ -56,6 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--verbose", action="store_true", help="print log messages to stderr")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_optimize(commands)
+    _add_check(commands)
     _add_run(commands)
     _add_bench(commands)
     _add_explain(commands)
@@ -88,6 +89,15 @@ def _add_optimize(commands: Commands) -> None:
     )
     add_options(parser)
     parser.set_defaults(command=optimize.optimize)
+
+
+def _add_check(commands: Commands) -> None:
+    parser = commands.add_parser("check", help="say what an optimization would do: what is native, why, and its budget")
+    parser.add_argument("model", type=Path, metavar="MODEL.onnx", help="the model")
+    parser.add_argument("--shape", action="append", default=[], metavar="NAME=1x3x224x224", help=SHAPE_HELP)
+    parser.add_argument("--json", action="store_true", help="print the record as JSON")
+    add_options(parser, ("threads", "strict", "cache_folder"))
+    parser.set_defaults(command=optimize.check)
 
 
 def _add_run(commands: Commands) -> None:

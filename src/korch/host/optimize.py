@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,21 +65,12 @@ def optimize_with_host(
     source = model_record(model) if isinstance(model, str | Path) else ModelRecord()
     while True:
         with noted_disputes() as disputes:
-            segmented = load_segments(model, shapes, host)
-            refused = _refused(segmented, options)
+            segmented, engines = split_for_host(model, options, shapes, host)
             try:
-                if not refused:
-                    parts, hosted = _build(segmented, options, tell, deadline)
-                    break
+                parts, hosted = _build(segmented, engines, options, tell, deadline)
+                break
             except _CannotRunError as error:
-                refused = error.nodes
-        if not refused.keys() - host.keys():
-            raise UnsupportedError(
-                "neither Korch nor the host runs these nodes: " + "; ".join(f"{n}: {r}" for n, r in refused.items()),
-                where=segmented.name,
-                hint="Replace them in the model, or cut the model before them",
-            )
-        host |= refused
+                _leave(host, error.nodes, segmented.name)
     segments = tuple(part.executable.report for part in parts if isinstance(part, NativePart))
     of_segments = {dispute for segment in segments for dispute in segment.disputes}
     report = HostedReport(
@@ -92,6 +83,52 @@ def optimize_with_host(
     return HostedExecutable(segmented.inputs, segmented.outputs, parts, segmented.constants, options.threads, report)
 
 
+def split_for_host(
+    model: Any, options: Options, shapes: Mapping[str, tuple[int, ...]] | None, host: dict[str, str]
+) -> tuple[SegmentedModel, list[HostEngine | None]]:
+    """Return a model as segments of which a provider or the host runs each operator, and the engines of the host's.
+
+    `host`: names of nodes that the host must run, with the reasons; those that no provider runs are added.
+
+    Raises:
+        KorchError: as `load_segments`, or no engine runs a node.
+    """
+    while True:
+        segmented = load_segments(model, shapes, host)
+        refused = _refused(segmented, options)
+        if not refused:
+            # Engines are opened before the search, which may take hours, so that what no engine runs is refused early.
+            return segmented, [
+                HostEngine(segment.model, options.threads) if isinstance(segment, HostSegment) else None
+                for segment in segmented.segments
+            ]
+        _leave(host, refused, segmented.name)
+
+
+def several_with_host() -> UnsupportedError:
+    """Return the error for several bindings of a model of which the host runs a part."""
+    return UnsupportedError(
+        "a part of the model runs on the host, so it can't have several bindings yet",
+        where="option --shape",
+        hint="Build an artifact for each binding",
+    )
+
+
+def _leave(host: dict[str, str], refused: Mapping[str, str], name: str) -> None:
+    """Add nodes that no provider runs to those of the host.
+
+    Raises:
+        UnsupportedError: they are the host's already.
+    """
+    if not refused.keys() - host.keys():
+        raise UnsupportedError(
+            "neither Korch nor the host runs these nodes: " + "; ".join(f"{n}: {r}" for n, r in refused.items()),
+            where=name,
+            hint="Replace them in the model, or cut the model before them",
+        )
+    host |= refused
+
+
 class _CannotRunError(Exception):
     """Nodes that no provider runs, with the reasons."""
 
@@ -101,14 +138,12 @@ class _CannotRunError(Exception):
 
 
 def _build(
-    segmented: SegmentedModel, options: Options, tell: Progress, deadline: Deadline
+    segmented: SegmentedModel,
+    engines: Sequence[HostEngine | None],
+    options: Options,
+    tell: Progress,
+    deadline: Deadline,
 ) -> tuple[list[Part], tuple[HostNodeRecord, ...]]:
-    # Engines are opened first, so that a segment which no engine runs is refused before the search, which may
-    # take hours.
-    engines = [
-        HostEngine(segment.model, options.threads) if isinstance(segment, HostSegment) else None
-        for segment in segmented.segments
-    ]
     parts: list[Part] = []
     hosted: list[HostNodeRecord] = []
     values = SegmentValues(segmented, options)

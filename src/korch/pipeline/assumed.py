@@ -53,6 +53,11 @@ def fixed(binding: Binding) -> dict[str, tuple[Bound, ...]]:
     }
 
 
+def assumed_text(sizes: Binding) -> str:
+    """Return the line that says which sizes are assumed."""
+    return f"sizes that are not given are assumed; to change them: {binding_text(sizes)}"
+
+
 def binding_text(binding: Binding) -> str:
     """Return a binding in the syntax of the option --shape."""
     texts = {name: [range_text(n) if isinstance(n, range) else str(n) for n in own] for name, own in binding.items()}

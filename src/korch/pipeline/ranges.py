@@ -77,11 +77,7 @@ def optimize_ranges(
         if executable is None:
             executable = optimize_each(source, options, progress, deadline, watch)
     except UnprovidedError as error:
-        raise UnsupportedError(
-            f"a part of the model runs on the host, which takes no ranges of sizes ({error})",
-            where="option --shape",
-            hint=HINT,
-        ) from error
+        raise no_ranges(error) from error
     if given is not None:
         sizes = executable.sizes_of([array.shape for array in given.values()])
         model = source.primitives(sizes)
@@ -91,6 +87,12 @@ def optimize_ranges(
             _text(source.dimensions, sizes),
         )
     return executable
+
+
+def no_ranges(reason: object) -> UnsupportedError:
+    """Return the error for a model of which the host runs a part, for this reason."""
+    what = f"a part of the model runs on the host, which takes no ranges of sizes ({reason})"
+    return UnsupportedError(what, where="option --shape", hint=HINT)
 
 
 def _for_all(

@@ -8,6 +8,7 @@ from typing import TypedDict
 
 from korch.candidate.candidate import Candidate
 from korch.cuda.runtime.executable import CudaExecutable
+from korch.fission import KeptWhole
 from korch.frontend.operator import OperatorGraph
 from korch.measure.meter import AnyMeter
 from korch.numerics import Standard
@@ -33,6 +34,7 @@ class SplitModel:
     # compute with floats
     quantized: PrimitiveGraph | None = None
     precision: Precision | None = None  # the less precise forms of products, if there is a budget of errors
+    kept: tuple[KeptWhole, ...] = ()  # the operators that fission kept whole
 
     @property
     def weights_bytes(self) -> int:

@@ -17,7 +17,7 @@ from korch.equivalence.rule import AnyRule
 from korch.equivalence.rules import integers, select_rules
 from korch.equivalence.saturate import SaturationLimits, SaturationReport, joined_reports, saturate
 from korch.errors import InvalidGraphError, OptionError
-from korch.fission import fission
+from korch.fission import FissionReport, fission_with_report
 from korch.frontend.onnx import load_model
 from korch.frontend.operator import OperatorGraph
 from korch.measure.meter import AnyMeter
@@ -88,7 +88,11 @@ def load(run: Run) -> OperatorGraph:
 
 def split_operators(run: Run, operators: OperatorGraph) -> SplitModel:
     """Return the model's primitives; a quantized model is computed with bytes if the target has kernels for that."""
-    options, given = run.options, fission(operators) if run.masked is None else run.masked.graph
+    options, report = run.options, FissionReport(0, ())
+    if run.masked is None:
+        given, report = fission_with_report(operators)
+    else:
+        given = run.masked.graph
     is_narrow = is_quantized(given)
     multiplies = is_narrow and not (options.is_cuda or options.strict)
     multiplies = multiplies and integers.RULES[0] in select_rules(options.ablation.rules)
@@ -98,7 +102,7 @@ def split_operators(run: Run, operators: OperatorGraph) -> SplitModel:
     if options.budget_s is not None and not options.is_cuda:
         run.expect(least_of(work_of(graph), options, run.masked.compared if run.masked is not None else ()))
     precision = _precision(run, graph) if options.error else None
-    return SplitModel(graph, lower_products(given) if is_narrow else None, precision)
+    return SplitModel(graph, lower_products(given) if is_narrow else None, precision, report.kept)
 
 
 def _with_gathers(graph: PrimitiveGraph, multiplied: Sequence[DType], options: Options) -> PrimitiveGraph:

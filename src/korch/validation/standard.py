@@ -39,7 +39,7 @@ def standard_of(
         MemoryError: the outputs do not fit into the memory that is left.
         UnprovidedError: the reference of an opaque operator fails on the inputs.
     """
-    _check_memory(model)
+    check_memory(model)
     seed = options.search.seed
     if options.inputs is not None:
         inputs = given_arrays(options.inputs, _tensors(model))
@@ -61,7 +61,7 @@ def standard_of(
         ) from error
 
 
-def _check_memory(model: PrimitiveGraph) -> None:
+def check_memory(model: PrimitiveGraph) -> None:
     """Refuse outputs that do not fit into memory: the system would end the process, or swap for minutes.
 
     Raises:
