@@ -22,7 +22,7 @@ ISA_FLAGS = {
     "avx512_vnni": (*_AVX512, "avx512_vnni"),
     "avx512": _AVX512,
     "avx2": ("avx2", "fma"),
-    "neon_bf16": ("asimd", "asimddp", "bf16"),
+    "neon_bf16": ("asimd", "asimddp", "i8mm", "bf16"),
     "neon_dot": ("asimd", "asimddp"),
     "neon": ("asimd",),
 }

@@ -48,7 +48,7 @@ def print_rates(target: Target) -> tuple[str, float]:
 
     factor = constant("float", FACTOR, target.lanes)
     chains("multiply", lambda x: fused(emit, x, factor, factor))
-    if pairs := dot_of_vectors(DType.BF16, isa.features):
+    if pairs := dot_of_vectors(DType.BF16, DType.BF16, isa.features):
         none = SsaValue("zeroinitializer", "bfloat", 2 * target.lanes)
         chains("multiply_split", lambda x: pairs.add(emit, x, none, none))
         work = 2.0 * CHAINS * 2 * target.lanes / COMPONENT_PRODUCTS

@@ -19,7 +19,7 @@ REQUIRED_FLAGS: dict[str, tuple[str, ...]] = {
     "avx512_vnni": (*_AVX512, "avx512_vnni"),
     "avx512": _AVX512,
     "avx2": ("avx2", "bmi1", "bmi2", "f16c", "fma"),
-    "neon_bf16": ("asimd", "asimddp", "bf16"),
+    "neon_bf16": ("asimd", "asimddp", "i8mm", "bf16"),
     "neon_dot": ("asimd", "asimddp"),
     "neon": ("asimd",),
     "generic": (),

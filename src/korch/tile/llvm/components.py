@@ -110,7 +110,7 @@ class SplitBlockPrinter(BlockPrinter):
         offsets = [n // LANES * TILE + n % LANES * PAIR for n in range(0, block.vectors * self.lanes, self.lanes)]
         places = [emit.place("i16", second, emit.index(b[1] + offset)) for offset in offsets]
         columns = [self._pairs(self.b, place, self.lanes) for place in places]
-        dot = dot_of_vectors(DType.BF16, self.context.isa.features)
+        dot = dot_of_vectors(DType.BF16, DType.BF16, self.context.isa.features)
         assert dot is not None
         for r, (first, offset) in enumerate(block.first):
             at = emit.place("i16", emit.place("i16", first, a[0]), emit.index(offset + a[1]))

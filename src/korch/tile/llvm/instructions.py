@@ -77,6 +77,7 @@ DOTS = (
     DotInstruction("llvm.x86.avx512.vpdpbusd.512", "avx512vnni", DType.U8, DType.I8, 1, 16, QUAD, QUAD),
     DotInstruction("llvm.aarch64.neon.sdot.v4i32.v16i8", "dotprod", DType.I8, DType.I8, 1, 4, QUAD, QUAD),
     DotInstruction("llvm.aarch64.neon.udot.v4i32.v16i8", "dotprod", DType.U8, DType.U8, 1, 4, QUAD, QUAD),
+    DotInstruction("llvm.aarch64.neon.usdot.v4i32.v16i8", "i8mm", DType.U8, DType.I8, 1, 4, QUAD, QUAD),
     DotInstruction("llvm.x86.avx512bf16.dpbf16ps.512", "avx512bf16", DType.BF16, DType.BF16, 1, 16, PAIR, PAIR),
     DotInstruction("llvm.aarch64.neon.bfdot.v4f32.v8bf16", "bf16", DType.BF16, DType.BF16, 1, 4, PAIR, PAIR),
     _tiles("tdpbssd", "amx-int8", DType.I8, DType.I8, QUAD),
@@ -93,7 +94,7 @@ def dot_of_tiles(a: DType, b: DType) -> DotInstruction:
     return next(dot for dot in DOTS if (dot.a, dot.b, dot.in_tiles) == (a, b, True))
 
 
-def dot_of_vectors(dtype: DType, extensions: Sequence[str]) -> DotInstruction | None:
-    """Return the instruction of some extensions that multiplies vectors of a type by those of this or another type."""
-    own = (dot for dot in DOTS if not dot.in_tiles and dot.feature in extensions)
-    return next((dot for dot in own if dtype in (dot.a, dot.b)), None)
+def dot_of_vectors(a: DType, b: DType, extensions: Sequence[str]) -> DotInstruction | None:
+    """Return the instruction of some extensions that multiplies vectors of b by those of a, else by those of a type."""
+    own = (dot for dot in DOTS if not dot.in_tiles and dot.feature in extensions and b in (dot.a, dot.b))
+    return min(own, key=lambda dot: {dot.a, dot.b} != {a, b}, default=None)

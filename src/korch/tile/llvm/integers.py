@@ -43,14 +43,13 @@ class IntegerBlockPrinter(BlockPrinter):
     @cached_property
     def dot(self) -> DotInstruction | None:
         """The instruction that multiplies and adds four bytes, if there is one."""
-        found = dot_of_vectors(self._dtype(self.b), self.context.isa.features)
+        found = dot_of_vectors(self._dtype(self.a), self._dtype(self.b), self.context.isa.features)
         return found if self.group == QUAD and found is not None and found.columns == self.lanes else None
 
     @property
     def is_shifted(self) -> bool:
         """Whether it multiplies the bytes of the first operand as those of the other sign, which differ by 128."""
-        dot, own = self.dot, (self._dtype(self.a), self._dtype(self.b))
-        return dot is not None and (dot.a, dot.b) not in (own, own[::-1])
+        return self.dot is not None and {self.dot.a, self.dot.b} != {self._dtype(self.a), self._dtype(self.b)}
 
     def begin(self, block: SumBlock) -> list[SsaValue]:
         """Print the initial values of the sums of a block."""

@@ -52,7 +52,7 @@ ISAS = {
         Isa("avx512_vnni", features=_VNNI),
         Isa("avx512", features=_AVX512),
         Isa("avx2", features=_AVX2),
-        Isa("neon_bf16", _AARCH64, ("neon", "dotprod", "bf16")),
+        Isa("neon_bf16", _AARCH64, ("neon", "dotprod", "i8mm", "bf16")),
         Isa("neon_dot", _AARCH64, ("neon", "dotprod")),
         Isa("neon", _AARCH64, ("neon",)),
         Isa("generic"),
