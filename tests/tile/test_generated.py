@@ -140,6 +140,16 @@ def test_a_division_that_a_guard_leaves_out_does_not_trap(target, builder, rng):
     check_offers(PROVIDER, [g.group(whole, rest)], target, builder, rng)
 
 
+@pytest.mark.parametrize("kind", ["u32", "i32"])
+def test_a_divisor_with_all_bits_set(kind, target, builder, rng):
+    """It is -1 or the largest unsigned number."""
+    g = Graph()
+    y = g.tensor("i16[5,40]")
+    x, bits = g.cast(y, kind), g.cast(g.number(y, -1), kind)
+    group = g.group(g.add("div", [bits, bits]), g.add("div", [x, bits]), g.add("mod", [x, bits]))
+    check_offers(PROVIDER, [group], target, builder, rng)
+
+
 def test_changes_of_layout(target, builder, rng):
     g = Graph()
     for text in ("f32[2,32,3,5]", "f32[1,16,2,3,4]", "i64[1,16,6,7]"):

@@ -247,7 +247,7 @@ class Arithmetic:
         safe = y
         if y.text.startswith("%"):
             safe = emit.select(is_special, one, y)
-        elif y.text in (zero.text, all_bits.text):
+        elif y.text == zero.text or (sign == "s" and y.text == all_bits.text):
             safe = one
         if op == "div":
             found = emit.op(f"{sign}div", x, safe)
