@@ -24,22 +24,25 @@ TILES = [dot for dot in DOTS if dot.in_tiles]
 AMX = Target(isa="amx", lanes=16, threads=1, l2_bytes=2 << 20)
 
 
-@pytest.mark.parametrize("dot", DOTS, ids=lambda dot: dot.name.rpartition("x86.")[2])
+@pytest.mark.parametrize("dot", DOTS, ids=lambda dot: re.sub(r"^llvm\.\w+\.", "", dot.name))
 def test_each_instruction_is_one_of_the_machine(dot: DotInstruction):
     kind, element = ("float", "bfloat") if dot.a is DType.BF16 else ("i32", "i8")
-    emit, total = Emit(), SsaValue("%total", kind, 16)
-    a, b = (SsaValue(name, element, 16 * dot.group) for name in ("%a", "%b"))
+    emit, total = Emit(), SsaValue("%total", kind, dot.columns)
+    a, b = (SsaValue(name, element, dot.columns * dot.group) for name in ("%a", "%b"))
     with emit.function(f"{total.type} @f({', '.join(x.typed for x in (total, a, b))}) #0"):
         if dot.in_tiles:
             dot.add_tiles(emit, 1, 2, 3)
         emit.effect(f"ret {(total if dot.in_tiles else dot.add(emit, total, a, b)).typed}")
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
-    isa = replace(ISAS["generic"], features=(*ISAS["avx512"].features, dot.feature))
+    base = ISAS["neon" if "neon" in dot.name else "avx512"]
+    isa = replace(base, features=(*base.features, dot.feature))
     text = llvm.parse_assembly(module(emit, isa, ""))
     assembly = llvm.Target.from_triple(text.triple).create_target_machine(opt=2).emit_assembly(text)
     operands = "%tmm3, %tmm2, %tmm1" if dot.in_tiles else "%zmm2, %zmm1, %zmm0"
-    name = next(part for part in dot.name.split(".") if "dp" in part).removeprefix("v")
+    if base.name == "neon":
+        operands = "v0.4s, v1.8h, v2.8h" if dot.a is DType.BF16 else "v0.4s, v1.16b, v2.16b"
+    name = next(part for part in dot.name.split(".") if re.search("d[op]", part)).removeprefix("v")
     assert re.search(rf"\tv?{name}\t{operands}\n", assembly)
     assert dot.terms % dot.group == 0 and dot.group * dot.a.size_bytes == 4
 
