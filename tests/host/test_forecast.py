@@ -70,6 +70,28 @@ def hosted_loop() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+def branches() -> onnx.ModelProto:
+    """Return a model with a product, and a branch that reads a value from outside and whose condition is an input."""
+    sides = [
+        helper.make_graph([helper.make_node(op, ["h"], [out])], op, [], [helper.make_tensor_value_info(out, 1, [4, 4])])
+        for op, out in (("Relu", "a"), ("Neg", "b"))
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["x", "x"], ["h"]),
+        helper.make_node("If", ["go"], ["y"], "choose", then_branch=sides[0], else_branch=sides[1]),
+    ]
+    inputs = [helper.make_tensor_value_info("x", 1, [4, 4]), helper.make_tensor_value_info("go", TensorProto.BOOL, [])]
+    graph = helper.make_graph(nodes, "m", inputs, [helper.make_tensor_value_info("y", 1, [4, 4])])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_a_branch_that_an_input_chooses() -> None:
+    found = one(branches())
+    assert [(item.node, item.reason) for item in found.host] == [("If choose", "its subgraph reads 'h' from outside")]
+    assert (found.native, len(found.least)) == (1, 1)
+    assert "Export the model without control flow" in found.advice[0]
+
+
 def test_a_native_model(cache_folder: Path) -> None:
     model = parsed(NATIVE, w=FLOATS * np.arange(8, dtype=np.float32))
     found = one(model)
