@@ -158,7 +158,7 @@ def says_full(*_: object) -> None:
 
 @pytest.mark.parametrize(
     ("place", "function"),
-    [("_write_atomically", full), ("compile_llvm", says_full), ("scratch_folder", full), ("Path.write_text", full)],
+    [("write_atomically", full), ("compile_llvm", says_full), ("scratch_folder", full), ("Path.write_text", full)],
 )
 def test_a_full_disk_is_not_the_sources_fault(fresh, monkeypatch, place, function):
     with monkeypatch.context() as patch:

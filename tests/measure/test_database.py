@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from korch.measure.database import SCHEMA_VERSION, Database
+from korch.measure.database import SCHEMA_VERSION, Database, sealed
 from korch.measure.record import Failed, Measured, confirmed, from_text, summarize, to_text
 
 SLOW = Measured(1200, (1200, 1300, 1500))
@@ -87,7 +87,7 @@ def test_targets_do_not_see_each_other(database, tmp_path):
 WRITER = """
 import sys
 from pathlib import Path
-from korch.measure.database import SCHEMA_VERSION, Database
+from korch.measure.database import SCHEMA_VERSION, Database, sealed
 from korch.measure.record import Measured
 database = Database(Path(sys.argv[1]), "here")
 for i in range(100):
@@ -155,8 +155,8 @@ def test_damage_while_it_is_open_is_healed(tmp_path, is_write):
 
 def test_a_damaged_record_is_measured_again(database, caplog):
     with database._connection as connection:
-        text = database._sealed("a", '{"time_ns": ')
-        connection.execute("INSERT INTO records VALUES ('here', 'a', ?)", (text,))
+        text = sealed("here", "a", '{"time_ns": ')
+        connection.execute("INSERT INTO records VALUES ('here', 'a', ?, 0)", (text,))
     assert database.record("a") is None
     assert caplog.messages == ["the record of candidate a is damaged; it is measured again"]
 
