@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import hashlib
 import os
 import platform
@@ -90,14 +89,6 @@ class Target:
         `pairs`: the number of products of components for one product of two numbers.
         """
         return self.isa == "amx" or (self.isa in OF_COMPONENTS and pairs == 1)
-
-    def differences(self, other: Target) -> tuple[str, ...]:
-        """Return the fields in which another target differs, as text."""
-        return tuple(
-            f"{f.name}: {getattr(self, f.name)!r} here, {getattr(other, f.name)!r} there"
-            for f in dataclasses.fields(self)
-            if getattr(self, f.name) != getattr(other, f.name)
-        )
 
 
 def detect_target(

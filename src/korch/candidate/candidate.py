@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -197,13 +197,16 @@ class Candidate:
         return tuple(zip(self.group.outputs, self.offer.outputs, strict=True))
 
     @property
+    def stored(self) -> Iterator[tuple[ValueType, Layout]]:
+        """The type and the layout of each input, and then of each output."""
+        group, offer = self.group, self.offer
+        yield from zip(group.input_types, offer.inputs, strict=True)
+        yield from zip(group.output_types, offer.outputs, strict=True)
+
+    @property
     def size_bytes(self) -> int:
         """The bytes of all its inputs and outputs; 0 for an in-place offer."""
-        if self.offer.is_in_place:
-            return 0
-        types = (*self.group.input_types, *self.group.output_types)
-        layouts = (*self.offer.inputs, *self.offer.outputs)
-        return sum(layout.size_bytes(type_) for layout, type_ in zip(layouts, types, strict=True))
+        return 0 if self.offer.is_in_place else sum(layout.size_bytes(type_) for type_, layout in self.stored)
 
     @cached_property
     def read_bytes(self) -> int:

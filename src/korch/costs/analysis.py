@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from korch.candidate.candidate import Candidate, Group
+from korch.candidate.candidate import Candidate
 from korch.costs.operations import has_windows, operations
 from korch.costs.rates import Calibration, Work
 from korch.schedule.contraction import is_of_bytes
@@ -106,10 +106,8 @@ def _operations(candidate: Candidate) -> float:
     if group.key not in _COUNTS:
         _COUNTS[group.key] = operations(group.body), has_windows(group)
     count, is_windows = _COUNTS[group.key]
-    return count * (WINDOW_OPERATION if is_windows and _is_along_rows(group, candidate) else 1)
+    return count * (WINDOW_OPERATION if is_windows and _is_along_rows(candidate) else 1)
 
 
-def _is_along_rows(group: Group, candidate: Candidate) -> bool:
-    offer = candidate.offer
-    ports = zip((*group.input_types, *group.output_types), (*offer.inputs, *offer.outputs), strict=True)
-    return any(layout.is_plain and type_.rank > 2 and type_.shape[-1] > 1 for type_, layout in ports)
+def _is_along_rows(candidate: Candidate) -> bool:
+    return any(layout.is_plain and t.rank > 2 and t.shape[-1] > 1 for t, layout in candidate.stored)

@@ -27,6 +27,10 @@ from korch.target import Target
 Features = Mapping[str, float]
 """Features by name; one that is left out is 0."""
 
+IMAGE_RANK = 4
+LEAST_ELEMENTS = 1000
+"""An image (a value of rank IMAGE_RANK) with no more elements than this is ignored when layouts are compared."""
+
 LANE_ALIGNED = 16
 """Elements after which a row of float32 begins at a cache line again."""
 
@@ -65,7 +69,7 @@ def features(candidate: Candidate, analysis: Analysis, target: Target) -> Featur
     found |= _layouts("in", group.input_types, offer.inputs)
     found |= _layouts("out", group.output_types, offer.outputs)
     found |= _access(candidate)
-    found["innermost axes"] = float(_innermost_axes(candidate))
+    found["innermost axes"] = float(innermost_axes(candidate))
     return found
 
 
@@ -196,15 +200,7 @@ def _access(candidate: Candidate) -> dict[str, float]:
     return {name: _log(value) if "bytes" in name or "stride" in name else float(value) for name, value in found.items()}
 
 
-def _innermost_axes(candidate: Candidate) -> int:
+def innermost_axes(candidate: Candidate) -> int:
     """Return how many different innermost axes the candidate's large images have."""
-    group, offer = candidate.group, candidate.offer
-    return len(
-        {
-            layout.blocks[-1:] or layout.order[-1]
-            for type_, layout in zip(
-                (*group.input_types, *group.output_types), (*offer.inputs, *offer.outputs), strict=True
-            )
-            if type_.rank == 4 and type_.size > 1000
-        }
-    )
+    images = (layout for t, layout in candidate.stored if t.rank == IMAGE_RANK and t.size > LEAST_ELEMENTS)
+    return len({layout.blocks[-1:] or layout.order[-1] for layout in images})

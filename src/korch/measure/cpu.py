@@ -17,7 +17,7 @@ from korch.costs.analysis import analyse, work_of
 from korch.costs.features import features
 from korch.costs.model import model_for
 from korch.costs.operations import gathered_indices
-from korch.costs.rates import Calibration, Rates
+from korch.costs.rates import Calibration, Rates, Work
 from korch.measure import uncompiled
 from korch.measure.calibrate import FACT, calibrate
 from korch.measure.compiler import Builder, CompileFailure, target_of, usable_folder
@@ -122,7 +122,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         """Return a lower bound of the time of any kernel for a candidate."""
         if candidate.offer.is_in_place:
             return 0
-        return DISPATCH_NS + self.calibration.bound_ns(work_of(candidate, is_cold=self.reads_weights_from_memory))
+        return DISPATCH_NS + self.calibration.bound_ns(self._work(candidate))
 
     def predict(self, candidates: Sequence[Candidate]) -> list[tuple[int, float]]:
         """Return the approximate time of each candidate in nanoseconds, and the usual error of its logarithm.
@@ -140,10 +140,11 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         """Raise the calibrated rates until the bound holds for a measured candidate."""
         if isinstance(record, Measured) and record.time_ns < self.bound_ns(candidate):
             seconds = 1e-9 * max(1, record.time_ns - DISPATCH_NS)
-            self.calibration = self.calibration.raised(
-                work_of(candidate, is_cold=self.reads_weights_from_memory), seconds
-            )
+            self.calibration = self.calibration.raised(self._work(candidate), seconds)
             self.database.put_fact(FACT, self.calibration.to_text())
+
+    def _work(self, candidate: Candidate) -> Work:
+        return work_of(candidate, is_cold=self.reads_weights_from_memory)
 
     def rates(self) -> Rates:
         """Return the rates of the calibration."""
@@ -258,13 +259,11 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         return known
 
     def _job(self, candidate: Candidate, kernel: Kernel) -> Job:
-        group, offer = candidate.group, candidate.offer
+        group = candidate.group
         indices = gathered_indices(group)
         buffers = [
             BufferSpec(layout.size_bytes(type_), layout.stored_type(type_).dtype.value, indices.get(i))
-            for i, (layout, type_) in enumerate(
-                zip((*offer.inputs, *offer.outputs), (*group.input_types, *group.output_types), strict=True)
-            )
+            for i, (type_, layout) in enumerate(candidate.stored)
         ]
         if kernel.workspace_bytes or not kernel.size_input:
             buffers.append(BufferSpec(max(64, kernel.workspace_bytes), SCRATCH))

@@ -25,6 +25,12 @@ from korch.system.scratch import write_atomically
 KIND = "korch kernel database"
 TABLES = ("targets", "records", "facts")
 
+_COUNTS = """
+SELECT target, sum(is_record), sum(1 - is_record), min(at), max(at)
+FROM (SELECT target, 1 AS is_record, at FROM records UNION ALL SELECT target, 0, at FROM facts)
+GROUP BY target ORDER BY target
+"""
+
 Row = tuple[Any, ...]
 
 
@@ -48,20 +54,8 @@ class TargetStats:
 def stats(folder: Path) -> list[TargetStats]:
     """Return what the database in a folder has, by target."""
     with closing(Database(folder, "")) as database:
-        return [_stats_of(database, target) for target in _targets(database)]
-
-
-def _targets(database: Database) -> list[str]:
-    query = "SELECT target FROM records UNION SELECT target FROM facts ORDER BY target"
-    return [target for (target,) in database.rows(query)]
-
-
-def _stats_of(database: Database, target: str) -> TargetStats:
-    fields = database.rows("SELECT fields FROM targets WHERE target = ?", target)
-    times = [at for table in TABLES[1:] for (at,) in database.rows(f"SELECT at FROM {table} WHERE target = ?", target)]
-    ((records,),) = database.rows("SELECT count(*) FROM records WHERE target = ?", target)
-    known = json.loads(fields[0][0]) if fields else {}
-    return TargetStats(target, known, records, len(times) - records, min(times), max(times))
+        fields = {target: json.loads(text) for target, text in database.rows("SELECT target, fields FROM targets")}
+        return [TargetStats(target, fields.get(target, {}), *row) for target, *row in database.rows(_COUNTS)]
 
 
 def export_to(folder: Path, path: Path) -> int:

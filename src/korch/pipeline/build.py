@@ -240,12 +240,12 @@ def search_report(run: Run, results: StageResults) -> Report:
 
 def _spent_s(offered: Offered, whole_s: float) -> dict[str, float]:
     """Return where the seconds of a search went, by kind of work; "other" is the rest, such as making programs."""
-    ledger, spent_s = offered.ledger.spent_s, offered.meter.pace.spent_s
+    asked_s, work_s = offered.ledger.spent_s, offered.meter.pace.spent_s
     found = {
-        "compiling": spent_s.get("compile", 0.0),
-        "timing": spent_s.get("time", 0.0),
-        "solving": ledger.get("solve", 0.0) + ledger.get("relax", 0.0),
-        "estimating": ledger.get("bounds", 0.0) + ledger.get("guesses", 0.0),
+        "compiling": work_s.get("compile", 0.0),
+        "timing": work_s.get("time", 0.0),
+        "solving": asked_s.get("solve", 0.0) + asked_s.get("relax", 0.0),
+        "estimating": asked_s.get("bounds", 0.0) + asked_s.get("guesses", 0.0),
     }
     return {**found, "other": max(0.0, whole_s - sum(found.values()))}
 

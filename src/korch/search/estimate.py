@@ -12,6 +12,7 @@ import statistics
 from dataclasses import dataclass, field
 
 from korch.candidate.candidate import Candidate
+from korch.costs.features import innermost_axes
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Category
 from korch.primitive.ops.elementwise import TRANSCENDENTAL_OPS
@@ -21,10 +22,6 @@ MOVING_OPS = frozenset(("transpose", "concat", "take", "pad"))
 
 PRIOR = 1.0
 """The number of kernels that the factor of a coarser kind counts for."""
-
-IMAGE_RANK = 4
-LEAST_ELEMENTS = 1000
-"""An image (a value of rank IMAGE_RANK) with no more elements than this is ignored when layouts are compared."""
 
 Kind = tuple[object, ...]
 
@@ -42,7 +39,7 @@ def kinds(candidate: Candidate) -> tuple[Kind, ...]:
     linear = tuple(sorted(map(_form, (p for p in primitives if p.row.category is Category.LINEAR))))
     is_reduction = any(p.row.category is Category.REDUCE for p in primitives)
     moves = (any(p.op in MOVING_OPS for p in primitives), _concatenations(candidate))
-    turns = _innermost(candidate)
+    turns = innermost_axes(candidate)
     slow = min(2, sum(p.op in TRANSCENDENTAL_OPS for p in primitives))
     maker = (candidate.provider, candidate.offer.pairs)
     coarse = (maker, bool(primitives), linear, is_reduction)
@@ -52,19 +49,6 @@ def kinds(candidate: Candidate) -> tuple[Kind, ...]:
 def _concatenations(candidate: Candidate) -> int:
     """Return the number of concatenations in a group, at most 2."""
     return min(2, sum(p.op == "concat" for p in candidate.group.body.primitives))
-
-
-def _innermost(candidate: Candidate) -> int:
-    """Return how many different innermost axes the candidate's large images have."""
-    group, offer = candidate.group, candidate.offer
-    found = {
-        layout.blocks[-1:] or layout.order[-1]
-        for type_, layout in zip(
-            (*group.input_types, *group.output_types), (*offer.inputs, *offer.outputs), strict=True
-        )
-        if type_.rank == IMAGE_RANK and type_.size > LEAST_ELEMENTS
-    }
-    return len(found)
 
 
 def _form(primitive: Primitive) -> str:

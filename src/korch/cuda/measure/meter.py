@@ -142,11 +142,9 @@ def _job(
     candidate: Candidate, kernel: CudaKernel, cubins: Mapping[str, Cubin | CubinFailure], compiler: CubinCompiler
 ) -> dict[str, Any]:
     """Return the description of a kernel for the measuring process."""
-    group, offer = candidate.group, candidate.offer
+    group = candidate.group
     buffers: list[dict[str, Any]] = []
-    for i, (layout, type_) in enumerate(
-        zip((*offer.inputs, *offer.outputs), (*group.input_types, *group.output_types), strict=True)
-    ):
+    for i, (type_, layout) in enumerate(candidate.stored):
         kind = "output" if i >= len(group.inputs) else ("constant" if i in group.constant_inputs else "input")
         buffers.append(
             {
