@@ -14,6 +14,7 @@ import onnx
 
 from benchmarks.models.candy import build_candy
 from benchmarks.models.conv_bn_relu import build_conv_bn_relu
+from benchmarks.models.decoder import build_decoder
 from benchmarks.models.efficientvit import build_efficientvit
 from benchmarks.models.mlp import build_mlp
 from benchmarks.models.mobilenetv3 import build_mobilenetv3
@@ -78,6 +79,7 @@ MODELS: dict[str, Model] = {
         Model("segformer", "segmentation by a transformer, 3x512x512", build_segformer),
         Model("mobilenetv3", "classifier MobileNet-v3-Small, 3x224x224", build_mobilenetv3),
         Model("transformer_block", "pre-norm causal transformer block", build_transformer_block),
+        Model("decoder", "language model with a cache of keys and values", build_decoder),
         Model("tiny_candy", "candy of 24x24 with few channels", build_candy, _TINY_CANDY),
         Model("tiny_transformer", "block of 6 tokens", build_transformer_block, _TINY_TRANSFORMER),
         Model("tiny_efficientvit", "efficientvit of 32x32 with few channels", build_efficientvit, _TINY_EFFICIENTVIT),

@@ -13,6 +13,7 @@ from pathlib import Path
 from benchmarks.models import MODELS, build
 from benchmarks.models.exported import EXPORTED, FORMS, export_model, is_exported
 from benchmarks.models.transformers import TRANSFORMERS
+from benchmarks.models.writer import save
 from korch.errors import KorchError
 
 
@@ -30,18 +31,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("out", type=Path, metavar="OUT.onnx")
     names = sorted({name for model in MODELS.values() for name in model.options})
     for name in names:
-        parser.add_argument(f"--{name}", type=ast.literal_eval, help=argparse.SUPPRESS)
+        parser.add_argument(f"--{name}", type=_value, help=argparse.SUPPRESS)
     given = vars(parser.parse_args(arguments))
     options = {name: given[name] for name in names if given[name] is not None}
     try:
         make = export_model if is_exported(given["model"]) else build
-        data = make(given["model"], **options).SerializeToString(deterministic=True)
-        given["out"].write_bytes(data)
+        save(make(given["model"], **options), given["out"])
     except (KorchError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(f"{given['out']}: {given['model']}, {len(data):,} bytes", file=sys.stderr)
+    print(f"{given['out']}: {given['model']}, {given['out'].stat().st_size:,} bytes", file=sys.stderr)
     return 0
+
+
+def _value(text: str) -> object:
+    """Return the value of an option: a number or a tuple, else the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -17,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 OPSET = 17
 IR_VERSION = 8  # the first version with opset 17; ONNX Runtime refuses versions newer than those it knows
+LARGEST_MESSAGE_BYTES = 2_000_000_000  # a larger model is saved with its weights as external data
 
 
 class GraphWriter:
@@ -34,15 +36,15 @@ class GraphWriter:
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
 
-    def input(self, name: str, shape: Sequence[int | str]) -> str:
-        """Declare a float32 input of the model; return its name. A dimension given as a name is dynamic."""
-        self._inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape)))
+    def input(self, name: str, shape: Sequence[int | str], dtype: int = TensorProto.FLOAT) -> str:
+        """Declare an input of the model; return its name. A dimension given as a name is dynamic."""
+        self._inputs.append(helper.make_tensor_value_info(name, dtype, list(shape)))
         return name
 
-    def output(self, value: str, name: str, shape: Sequence[int | str]) -> None:
+    def output(self, value: str, name: str, shape: Sequence[int | str], dtype: int = TensorProto.FLOAT) -> None:
         """Declare `value` as the model's output called `name`."""
         self.op("Identity", value, output=name)
-        self._outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape)))
+        self._outputs.append(helper.make_tensor_value_info(name, dtype, list(shape)))
 
     def constant(self, array: NDArray[np.generic], hint: str) -> str:
         """Store an initializer; return its name, which begins with `hint`."""
@@ -147,14 +149,27 @@ class GraphWriter:
         bias = self.uniform(width_out, -0.1, 0.1, "bias")
         return self.op("Add", self.op("MatMul", x, weight), bias)
 
-    def finish(self) -> onnx.ModelProto:
-        """Return the checked model."""
+    def finish(self, *domains: str) -> onnx.ModelProto:
+        """Return the model, checked if it fits into one message; `domains`: those of operators beside ONNX's."""
         graph = helper.make_graph(self._nodes, self._name, self._inputs, self._outputs, self._initializers)
         model = helper.make_model(
             graph,
             producer_name="korch-benchmarks",
-            opset_imports=[helper.make_opsetid("", OPSET)],
+            opset_imports=[helper.make_opsetid("", OPSET), *(helper.make_opsetid(name, 1) for name in domains)],
             ir_version=IR_VERSION,
         )
-        onnx.checker.check_model(model, full_check=True)
+        if _is_one_message(model):
+            onnx.checker.check_model(model, full_check=True)
         return model
+
+
+def save(model: onnx.ModelProto, path: Path) -> None:
+    """Write a model; the weights of a large one go to a file beside it."""
+    if _is_one_message(model):
+        path.write_bytes(model.SerializeToString(deterministic=True))
+    else:
+        onnx.save(model, path, save_as_external_data=True, location=f"{path.name}.data")
+
+
+def _is_one_message(model: onnx.ModelProto) -> bool:
+    return sum(len(tensor.raw_data) for tensor in model.graph.initializer) < LARGEST_MESSAGE_BYTES
