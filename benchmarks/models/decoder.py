@@ -23,7 +23,7 @@ from onnx import TensorProto
 from benchmarks.models.writer import GraphWriter
 from korch.errors import OptionError
 
-Array = NDArray[np.generic]
+Weights = NDArray[np.float32]
 Size = int | str
 
 EPSILON = 1e-6
@@ -62,6 +62,7 @@ class DecoderSizes:
 DECODERS: Mapping[str, DecoderSizes] = {
     "tiny": DecoderSizes(2, 64, 4, 2, 16, 160, 256, has_bias=True),
     "tiny-qwen3": DecoderSizes(2, 64, 4, 2, 32, 160, 256, has_norms=True, is_tied=True),
+    "tiny-llama": DecoderSizes(2, 64, 4, 2, 32, 160, 256),
     "small": DecoderSizes(4, 896, 14, 2, 64, 4864, 32000, 1e6, has_bias=True),
     "qwen3-0.6b": DecoderSizes(28, 1024, 16, 8, 128, 3072, 151936, 1e6, has_norms=True, is_tied=True),
     "llama-3.2-1b": DecoderSizes(16, 2048, 32, 8, 64, 8192, 128256, 5e5, is_tied=True),
@@ -107,14 +108,46 @@ def build_decoder(
     return _DecoderWriter(DECODERS[sizes], dtype, (batch, seq, past), seed).build(is_last)
 
 
-def quantized(weights: NDArray[np.float32], bits: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Return weights [n, k] in bits, as [n, k / 32, bytes], and the scale of each block of 32, as [n * k / 32]."""
+def quantized(weights: Weights, bits: int) -> tuple[NDArray[np.uint8], Weights]:
+    """Return weights [n, k] as unsigned integers [n, k / 32, 32] and the scale of each block as [n, k / 32, 1].
+
+    A weight is scale * (integer - 2^(bits - 1)). Scales are numbers of float16, which is how GGUF files store them.
+    """
     blocks = weights.reshape(len(weights), -1, BLOCK)
     middle = 1 << (bits - 1)
-    scales = np.abs(blocks).max(-1, keepdims=True) / (middle - 1)
-    numbers = (np.rint(blocks / scales) + middle).astype(np.uint8)
-    packed = numbers if bits == 8 else numbers[..., ::2] | numbers[..., 1::2] << 4
-    return packed, scales.reshape(-1)
+    scales = (np.abs(blocks).max(-1, keepdims=True) / (middle - 1)).astype(np.float16).astype(np.float32)
+    numbers = np.clip(np.rint(blocks / scales) + middle, 0, 2 * middle - 1)
+    return numbers.astype(np.uint8), scales
+
+
+def random_weights(at: DecoderSizes, seed: int) -> dict[str, Weights]:
+    """Return all weights by their names in GGUF files; matrices are [features out, features in]."""
+    rng = np.random.default_rng(seed)
+    shapes = {"attn_q": (at.heads * at.head, at.hidden), "attn_k": (at.groups * at.head, at.hidden)}
+    shapes |= {"attn_v": shapes["attn_k"], "attn_output": shapes["attn_q"][::-1]}
+    shapes |= {"ffn_gate": (at.wide, at.hidden), "ffn_up": (at.wide, at.hidden), "ffn_down": (at.hidden, at.wide)}
+    found: dict[str, Weights] = {}
+
+    def matrix(name: str, shape: tuple[int, int], deviation: float) -> None:
+        found[f"{name}.weight"] = rng.standard_normal(shape, np.float32) * np.float32(deviation)
+
+    def vector(name: str, size: int, low: float, high: float) -> None:
+        found[name] = rng.uniform(low, high, size).astype(np.float32)
+
+    matrix("token_embd", (at.vocabulary, at.hidden), 1.0 / math.sqrt(at.hidden) if at.is_tied else 1.0)
+    for layer in range(at.layers):
+        for name, shape in shapes.items():
+            matrix(f"blk.{layer}.{name}", shape, 1.0 / math.sqrt(shape[1]))
+        for name in ("attn_norm", "ffn_norm"):
+            vector(f"blk.{layer}.{name}.weight", at.hidden, 0.6, 1.4)
+        for name in ("attn_q_norm", "attn_k_norm") if at.has_norms else ():
+            vector(f"blk.{layer}.{name}.weight", at.head, 0.6, 1.4)
+        for name in ("attn_q", "attn_k", "attn_v") if at.has_bias else ():
+            vector(f"blk.{layer}.{name}.bias", shapes[name][0], -0.1, 0.1)
+    vector("output_norm.weight", at.hidden, 0.6, 1.4)
+    if not at.is_tied:
+        matrix("output", (at.vocabulary, at.hidden), 1.0 / math.sqrt(at.hidden))
+    return found
 
 
 class _DecoderWriter(GraphWriter):
@@ -124,6 +157,7 @@ class _DecoderWriter(GraphWriter):
         super().__init__("decoder", seed)
         self.sizes, self.axes, self.bits = sizes, axes, BITS.get(dtype)
         self.type, self.numpy = FLOATS.get(dtype, FLOATS["float32"])
+        self.weights = random_weights(sizes, seed)
 
     def build(self, is_last: bool) -> onnx.ModelProto:
         """Write all layers."""
@@ -136,50 +170,39 @@ class _DecoderWriter(GraphWriter):
             [self.input(f"past_key_values.{n}.{kind}", (batch, at.groups, past, at.head), self.type) for kind in _KINDS]
             for n in range(at.layers)
         ]
-        table = self.weights(at.vocabulary, at.hidden, 1.0 / math.sqrt(at.hidden) if at.is_tied else 1.0)
-        embeddings = self.constant(table.astype(self.numpy), "embeddings")
+        embeddings = self.constant(self.weights["token_embd.weight"].astype(self.numpy), "embeddings")
         x = self.op("Gather", embeddings, tokens)
         allowed, turns = self.allowed(tokens, mask, cache[0][0]), self.turns(positions)
         for n, pair in enumerate(cache):
-            mixed, present = self.attention(self.norm(x, at.hidden), pair, allowed, turns)
+            mixed, present = self.attention(f"blk.{n}", self.norm(x, f"blk.{n}.attn_norm"), pair, allowed, turns)
             x = self.op("Add", x, mixed)
-            x = self.op("Add", x, self.feed_forward(self.norm(x, at.hidden)))
+            x = self.op("Add", x, self.feed_forward(f"blk.{n}", self.norm(x, f"blk.{n}.ffn_norm")))
             for kind, value in zip(_KINDS, present, strict=True):
                 self.output(value, f"present.{n}.{kind}", (batch, at.groups, total, at.head), self.type)
         if is_last:
             x = self.slice(x, 1, -1, np.iinfo(np.int64).max)
-        last = self.norm(x, at.hidden)
+        last = self.norm(x, "output_norm")
         if not at.is_tied:
-            logits = self.linear(last, at.hidden, at.vocabulary)
+            logits = self.linear(last, "output")
         elif self.bits:
-            logits = self.of_bits(last, table)
+            logits = self.linear(last, "token_embd")
         else:
             logits = self.op("MatMul", last, self.op("Transpose", embeddings, perm=[1, 0]))
         self.output(logits, "logits", (batch, 1 if is_last else seq, at.vocabulary), self.type)
         return self.finish(*["com.microsoft"] * bool(self.bits))
 
-    def weights(self, rows: int, columns: int, deviation: float) -> NDArray[np.float32]:
-        """Return random weights."""
-        return self.rng.standard_normal((rows, columns), np.float32) * np.float32(deviation)
-
-    def linear(self, x: str, k: int, n: int, has_bias: bool = False) -> str:
-        """Append a product by weights, and perhaps a bias."""
-        weights = self.weights(n, k, 1.0 / math.sqrt(k))
+    def linear(self, x: str, name: str) -> str:
+        """Append a product by weights, and their bias if there is one."""
+        weights, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
         if self.bits:
-            y = self.of_bits(x, weights)
+            numbers, scales = quantized(weights, self.bits)
+            packed = numbers if self.bits == 8 else numbers[..., ::2] | numbers[..., 1::2] << 4
+            operands = [self.constant(packed, "weight"), self.constant(scales.reshape(-1), "scales")]
+            (n, k), options = weights.shape, {"bits": self.bits, "block_size": BLOCK}
+            y = self.op("MatMulNBits", x, *operands, domain="com.microsoft", K=k, N=n, **options)
         else:
             y = self.op("MatMul", x, self.constant(weights.T.astype(self.numpy), "weight"))
-        if not has_bias:
-            return y
-        bias = self.rng.uniform(-0.1, 0.1, n).astype(self.numpy)
-        return self.op("Add", self.constant(bias, "bias"), y)
-
-    def of_bits(self, x: str, weights: NDArray[np.float32]) -> str:
-        """Append a product by quantized weights [n, k]."""
-        (n, k), bits = weights.shape, self.bits or 0
-        packed, scales = (self.constant(array, "weight") for array in quantized(weights, bits))
-        options = {"K": k, "N": n, "bits": bits, "block_size": BLOCK}
-        return self.op("MatMulNBits", x, packed, scales, domain="com.microsoft", **options)
+        return y if bias is None else self.op("Add", self.constant(bias.astype(self.numpy), "bias"), y)
 
     def wide(self, x: str) -> str:
         """Append a conversion to float32, if there has to be one."""
@@ -189,13 +212,13 @@ class _DecoderWriter(GraphWriter):
         """Append a conversion from float32, if there has to be one."""
         return x if self.type == TensorProto.FLOAT else self.op("Cast", x, to=self.type)
 
-    def norm(self, x: str, width: int) -> str:
+    def norm(self, x: str, name: str) -> str:
         """Append an RMSNorm of the last axis in float32."""
         wide = self.wide(x)
         mean = self.op("ReduceMean", self.op("Pow", wide, self.scalar(2.0, "two")), axes=[-1])
         root = self.op("Sqrt", self.op("Add", mean, self.scalar(EPSILON, "epsilon")))
         scaled = self.op("Mul", wide, self.op("Div", self.scalar(1.0, "one"), root))
-        scale = self.rng.uniform(0.6, 1.4, width).astype(self.numpy)
+        scale = self.weights[f"{name}.weight"].astype(self.numpy)
         return self.op("Mul", self.constant(scale, "scale"), self.narrow(scaled))
 
     def size(self, x: str, axis: int) -> str:
@@ -238,12 +261,11 @@ class _DecoderWriter(GraphWriter):
         swapped = self.op("Concat", self.op("Neg", second), first, axis=-1)
         return self.op("Add", self.op("Mul", x, turns[0]), self.op("Mul", swapped, turns[1]))
 
-    def heads_of(self, x: str, count: int, is_normed: bool, has_bias: bool) -> str:
+    def heads_of(self, x: str, name: str, count: int) -> str:
         """Append a product, split into heads [batch, count, seq, head]."""
-        at = self.sizes
-        y = self.reshape(self.linear(x, at.hidden, count * at.head, has_bias), (0, 0, count, at.head))
-        if is_normed:
-            y = self.norm(y, at.head)
+        y = self.reshape(self.linear(x, name), (0, 0, count, self.sizes.head))
+        if f"{name}_norm.weight" in self.weights:
+            y = self.norm(y, f"{name}_norm")
         return self.op("Transpose", y, perm=[0, 2, 1, 3])
 
     def repeated(self, x: str) -> str:
@@ -260,12 +282,14 @@ class _DecoderWriter(GraphWriter):
         wide = self.op("Expand", self.unsqueeze(x, 2), self.op("Concat", *parts, axis=0))
         return self.reshape(wide, (0, at.heads, -1, at.head))
 
-    def attention(self, x: str, cache: list[str], allowed: str, turns: tuple[str, str]) -> tuple[str, list[str]]:
+    def attention(
+        self, layer: str, x: str, cache: list[str], allowed: str, turns: tuple[str, str]
+    ) -> tuple[str, list[str]]:
         """Append attention; return its result, and the keys and values with the new rows."""
         at = self.sizes
-        query = self.rotated(self.heads_of(x, at.heads, at.has_norms, at.has_bias), turns)
-        key = self.rotated(self.heads_of(x, at.groups, at.has_norms, at.has_bias), turns)
-        value = self.heads_of(x, at.groups, False, at.has_bias)
+        query = self.rotated(self.heads_of(x, f"{layer}.attn_q", at.heads), turns)
+        key = self.rotated(self.heads_of(x, f"{layer}.attn_k", at.groups), turns)
+        value = self.heads_of(x, f"{layer}.attn_v", at.groups)
         present = [self.op("Concat", old, new, axis=2) for old, new in zip(cache, (key, value), strict=True)]
         keys, values = map(self.repeated, present)
         scores = self.op("MatMul", query, self.op("Transpose", keys, perm=[0, 1, 3, 2]))
@@ -273,15 +297,14 @@ class _DecoderWriter(GraphWriter):
         masked = self.op("Add", self.op("Mul", scores, factor), allowed)
         shares = self.narrow(self.op("Softmax", self.wide(masked), axis=-1))
         mixed = self.op("Transpose", self.op("MatMul", shares, values), perm=[0, 2, 1, 3])
-        width = at.heads * at.head
-        return self.linear(self.reshape(mixed, (0, 0, width)), width, at.hidden), present
+        joined = self.reshape(mixed, (0, 0, at.heads * at.head))
+        return self.linear(joined, f"{layer}.attn_output"), present
 
-    def feed_forward(self, x: str) -> str:
+    def feed_forward(self, layer: str, x: str) -> str:
         """Append the gated feed-forward: (SiLU(x G) * x U) D."""
-        at = self.sizes
-        gate = self.linear(x, at.hidden, at.wide)
-        up = self.linear(x, at.hidden, at.wide)
-        return self.linear(self.op("Mul", self.op("Mul", gate, self.op("Sigmoid", gate)), up), at.wide, at.hidden)
+        gate, up = self.linear(x, f"{layer}.ffn_gate"), self.linear(x, f"{layer}.ffn_up")
+        gated = self.op("Mul", self.op("Mul", gate, self.op("Sigmoid", gate)), up)
+        return self.linear(gated, f"{layer}.ffn_down")
 
 
 _KINDS = ("key", "value")

@@ -1,0 +1,188 @@
+"""Compares one step of language models with other engines, and with reading as many bytes, in interleaved runs.
+
+    python -m benchmarks.decode [--models small] [--dtypes float32,int4] [--fills 128,1024] [--budget 120]
+                                [--artifacts FOLDER] [--output benchmarks/results/decode.json]
+
+A step reads one token with a full cache of as many rows as the fill says, and returns the logits and the longer cache:
+the sizes are static. Models have random weights (`benchmarks/models/decoder.py`). llama.cpp runs a GGUF file with the
+same weights if llama-cpp-python and gguf are installed. Each engine has a process of its own. One more process adds up
+as many bytes of float32 as the weights and the cache have, on the same threads: a step can't be faster than its reads.
+The file has the median time of each engine, and medians of quotients within the rounds with their 10th and 90th
+percentiles.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from benchmarks.models.decoder import BITS, DECODERS, DTYPES, FLOATS, build_decoder
+from benchmarks.models.writer import save
+from benchmarks.peers.llama import LLAMA, write_gguf
+from benchmarks.rows import known_rows, options_of, write_rows
+from korch.report.compare import Comparison, RunnerSpec, Settings, compare
+from korch.report.peers import get_peer
+from korch.report.peers.artifact import ArtifactPeer
+from korch.report.peers.peer import Array, Arrays, Run
+
+ENGINES = ("korch", "onnxruntime", "openvino")
+ROW = 1 << 16
+"""The float32 numbers that are added up to one result when bytes are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPeer:
+    """The sum of as many bytes as a step reads, by an artifact whose input has them."""
+
+    name: str = "read"
+
+    def is_available(self) -> str | None:
+        """Return None: always available."""
+        return None
+
+    def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
+        """Load the artifact; its input is not that of the step."""
+        x = np.ones((int(model_path.stem.split("-")[1]), ROW), np.float32)
+        return ArtifactPeer().prepare(model_path, {"x": x}, threads)
+
+
+READ = ReadPeer()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a model: its name, the type of its weights, and the rows of its cache."""
+
+    name: str
+    dtype: str
+    past: int
+
+    def inputs(self) -> Arrays:
+        """Return the inputs of the step, with a random cache."""
+        at, rng = DECODERS[self.name], np.random.default_rng(0)
+        kind = FLOATS.get(self.dtype, FLOATS["float32"])[1]
+        shape = (1, at.groups, self.past, at.head)
+        found: Arrays = {
+            "input_ids": rng.integers(0, at.vocabulary, (1, 1)),
+            "attention_mask": np.ones((1, self.past + 1), np.int64),
+            "position_ids": np.full((1, 1), self.past),
+        }
+        names = [f"past_key_values.{n}.{k}" for n in range(at.layers) for k in ("key", "value")]
+        return found | {name: rng.standard_normal(shape, np.float32).astype(kind) for name in names}
+
+    def bytes_read(self, model: onnx.ModelProto) -> int:
+        """Return the bytes of the weights and of the cache that the step has to read."""
+        is_in_product = DECODERS[self.name].is_tied and self.dtype not in BITS
+        weights = (t for t in model.graph.initializer if is_in_product or not t.name.startswith("embeddings"))
+        cache = (array.nbytes for name, array in self.inputs().items() if name.startswith("past"))
+        return sum(len(t.raw_data) for t in weights) + sum(cache)
+
+
+def main() -> int:
+    """Measure all steps; rows that the file of results already has stay."""
+    parser = options_of(__doc__, ("small",), budget_s=120.0)
+    parser.add_argument("--dtypes", default=",".join(DTYPES))
+    parser.add_argument("--fills", default="128,1024,4096")
+    args = parser.parse_args()
+    rows: dict[str, Any] = known_rows(args.output)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.artifacts or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in args.models.split(","):
+            for dtype in args.dtypes.split(","):
+                for past in map(int, args.fills.split(",")):
+                    step = Step(name, dtype, past)
+                    rows[f"{name} {dtype} {past}"] = row = measure(step, folder, args.budget, args.rounds)
+                    write_rows(args.output, rows)
+                    print(f"{name} {dtype} {past}: {_text(row)}", flush=True)
+    return 0
+
+
+def measure(step: Step, folder: Path, budget_s: float, rounds: int) -> dict[str, Any]:
+    """Return the times of all engines for a step; what is not in the folder is written to it."""
+    path = folder / f"{step.name}-{step.dtype}-{step.past}.onnx"
+    size_path, read = path.with_suffix(".bytes"), folder / "none"
+    if not path.exists():
+        model = build_decoder(step.name, step.dtype, batch=1, seq=1, past=step.past)
+        save(model, path)
+        size_path.write_text(str(step.bytes_read(model)))
+    size = int(size_path.read_text())
+    count = math.ceil(size / (4 * ROW))
+    read = folder / f"read-{count}.korch"
+    if not read.exists():
+        with tempfile.TemporaryDirectory() as temporary:
+            save(_sum(count), Path(temporary) / "sum.onnx")
+            _optimize(Path(temporary) / "sum.onnx", read, budget_s)
+    if not path.with_suffix(".korch").exists():
+        _optimize(path, path.with_suffix(".korch"), budget_s)
+    gguf = folder / f"{step.name}-{step.dtype}.gguf"
+    if LLAMA.is_available() is None and not gguf.exists():
+        write_gguf(gguf, step.name, step.dtype)
+    runners = [*_runners(path), RunnerSpec("read", "benchmarks.decode:READ", read)]
+    if gguf.exists():
+        runners.append(RunnerSpec("llama.cpp", "benchmarks.peers.llama:LLAMA", gguf))
+    found = compare(runners, step.inputs(), Settings(threads=2, rounds=rounds, leave_out=True), progress=_say)
+    return {"bytes": size, **_figures(found, size)}
+
+
+def _runners(path: Path) -> Iterator[RunnerSpec]:
+    for name in ENGINES:
+        if get_peer(name).is_available() is None:
+            yield RunnerSpec(name, name, path.with_suffix(".korch") if name == "korch" else path)
+
+
+def _sum(count: int) -> onnx.ModelProto:
+    """Return a model that adds up each row of `count` rows."""
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", [count, ROW]), ("y", [count, 1]))
+    )
+    node = helper.make_node("ReduceSum", ["x", "axes"], ["y"])
+    axes = helper.make_tensor("axes", TensorProto.INT64, [1], [1])
+    graph = helper.make_graph([node], "sum", [x], [y], [axes])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def _optimize(model: Path, artifact: Path, budget_s: float) -> None:
+    """Search a plan in a process of its own, so that its memory is free when engines are timed."""
+    command = [sys.executable, "-m", "korch.cli", "optimize", str(model), "-o", str(artifact)]
+    subprocess.run([*command, "--budget", str(budget_s)], check=True)
+
+
+def _figures(found: Comparison, size: int) -> dict[str, Any]:
+    times = {row.name: np.array(row.times_ns) for row in found.rows}
+    own = times["korch"]
+    others = {name: ns for name, ns in times.items() if name != "korch"}
+    return {
+        "ms": {row.name: row.median_ms for row in found.rows},
+        "speedup": {name: _percentiles(ns / own) for name, ns in others.items()},
+        "gb_per_s": {name: size / float(np.median(ns)) for name, ns in times.items()},
+        "max_error": {row.name: row.max_error if np.isfinite(row.max_error) else None for row in found.rows},
+        "left_out": dict(found.left_out),
+    }
+
+
+def _percentiles(quotients: Array) -> Sequence[float]:
+    return [float(q) for q in np.percentile(quotients, (10, 50, 90))]
+
+
+def _text(row: dict[str, Any]) -> str:
+    quotients = (f"{name} {q[1]:.2f} ({q[0]:.2f} to {q[2]:.2f})" for name, q in row["speedup"].items())
+    return f"{row['ms']['korch']:.2f} ms, times of others divided by it: {', '.join(quotients)}"
+
+
+_say = partial(print, file=sys.stderr, flush=True)
+
+if __name__ == "__main__":
+    raise SystemExit(main())
