@@ -30,7 +30,7 @@ from korch.backend import open_meter
 from korch.candidate.candidate import Candidate
 from korch.measure.record import Measured
 from korch.options import Options
-from korch.pipeline import Run, front
+from korch.pipeline import Run, front, untold
 from korch.search.instance import Answers
 from korch.segments.block_task import prepare
 
@@ -154,7 +154,7 @@ def main() -> int:
 def measure(name: str, case: Case, precision: str, meter: Any, options: Options) -> dict[str, Any]:
     """Return a case's row: the times of all kernels that compute the whole case, casts at its ends aside."""
     model = case.build()
-    partition, _ = front(Run(options, {}, lambda stage, text: None, model))
+    partition, _ = front(Run(options, {}, untold, model))
     kernels: list[Candidate] = []
     for block in partition.blocks:
         task = prepare(partition, block, Answers(meter.providers, meter.target), options)

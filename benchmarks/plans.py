@@ -41,7 +41,7 @@ def searched(name: str, folder: Path, budget_s: float) -> Plan:
 
 @few_collections()
 def _search(name: str, options: Options) -> Plan:
-    run = Run(options, {}, lambda stage, text: print(name, stage, text, flush=True), load(name).SerializeToString())
+    run = Run(options, {}, lambda update: print(name, update, flush=True), load(name).SerializeToString())
     with run.resources:
         run_until(run, "orchestrate", skip=("reference",))
         offered, chosen = run.results["candidates"], run.results["orchestrate"].outcome.plans[PlanName.SEARCHED]

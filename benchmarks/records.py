@@ -25,7 +25,7 @@ from korch.costs.analysis import analyse
 from korch.measure.cpu import CpuMeter
 from korch.measure.record import Measured
 from korch.options import Options
-from korch.pipeline import Run, run_until
+from korch.pipeline import Run, run_until, untold
 from korch.primitive.text import parse_graph
 from korch.provider.provider import Kernel
 from korch.records import plain
@@ -60,7 +60,7 @@ def main() -> int:
 
 def _collect(path: Path, args: argparse.Namespace, *, has_header: bool) -> list[dict[str, Any]]:
     """Time kernels of a model; return the rows."""
-    run = Run(Options(cache_folder=args.cache_folder), {}, lambda stage, text: None, path)
+    run = Run(Options(cache_folder=args.cache_folder), {}, untold, path)
     with run.resources:
         run_until(run, "candidates", skip=("reference",))
         offered = run.results["candidates"]

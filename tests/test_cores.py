@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from korch.system import cores
-from korch.system.cores import SHORT_SLICE_NS, machine_cores, short_slices, slowness, usable_cores
+from korch.system.cores import SHORT_SLICE_NS, idle_seconds, machine_cores, short_slices, slowness, usable_cores
 from korch.system.native import runtime
 
 V1 = "3:cpuset:/\n2:cpu,cpuacct:/box\n1:name=systemd:/\n0::/\n"
@@ -96,6 +96,14 @@ def test_work_takes_longer_beside_threads_that_need_the_same_cores(
     assert slowness(root) == expected
     monkeypatch.setattr("korch.system.cores.os.cpu_count", lambda: 4 * cores)  # and this process may use a quarter
     assert slowness(root) == 1.0
+
+
+def test_cores_are_idle_while_they_wait_for_work_or_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("korch.system.cores.os.sched_getaffinity", lambda _: {0, 2})
+    monkeypatch.setattr("korch.system.cores.os.sysconf", lambda _: 100)
+    rows = "cpu 9 9 9 9 9 9\ncpu0 1 2 3 400 50 6\ncpu1 1 2 3 999 9 6\ncpu2 1 2 3 100 0 6\nintr 1 2 3 4 5 6\n"
+    assert idle_seconds(written(tmp_path, {"proc/stat": rows})) == 5.5
+    assert idle_seconds(tmp_path / "other") is None
 
 
 def test_the_runtime_is_told_the_quota() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from korch.errors import OptionError
 from korch.options import Options
-from korch.pipeline import Run, run_until
+from korch.pipeline import Run, run_until, untold
 from korch.search.ledger import Ledger
 from korch.system.files import check_output, make_private, open_file
 from korch.system.scratch import PREFIX, scratch_folder, sweep
@@ -123,7 +123,7 @@ def test_a_ledger_is_checked_before_anything_is_written(option: str, tmp_path: P
     model, pipe = tmp_path / "model", tmp_path / "pipe"
     model.write_bytes(b"kept")
     os.mkfifo(pipe)
-    run = Run(Options(ledger=tmp_path / option), {}, lambda stage, text: None, model)
+    run = Run(Options(ledger=tmp_path / option), {}, untold, model)
     with pytest.raises(OptionError, match=r"option --ledger: .* (would be overwritten|is a pipe or a device)"):
         run_until(run, "frontend")
     assert model.read_bytes() == b"kept"

@@ -23,7 +23,7 @@ from korch.frontend.onnx import ModelSource, read_model
 from korch.host.executable import HostedExecutable
 from korch.host.optimize import optimize_with_host, several_with_host
 from korch.options import Options, default_threads, unknown_option
-from korch.pipeline import Progress, Watch, optimize_model
+from korch.pipeline import Progress, Watch, optimize_model, untold
 from korch.pipeline.assumed import assumed, assumed_text, fixed
 from korch.pipeline.ranges import optimize_ranges
 from korch.pipeline.source import onnx_source
@@ -110,8 +110,8 @@ def optimize(
             sizes, or the name of another dimension. Sizes that are not given are assumed, as a warning says. A
             sequence of such bindings gives one executable with a plan for each.
         strict: use only rewrites and algorithms that keep the order of operations, except within reductions.
-        progress: whether to show the current step and the remaining time on stderr, or a function that is called with a
-            stage's name and a line of text. By default they are shown on a terminal and in a notebook.
+        progress: whether to show the current step, the best plan so far and the remaining time on stderr, or a function
+            that is called with each `korch.pipeline.Update`. By default they are shown on a terminal and in a notebook.
         **options: further fields of `korch.options.Options`.
 
     Returns:
@@ -239,7 +239,7 @@ def build(
         options: how to optimize.
         bindings: one or more; each has shapes by input name and sizes by dimension name. A binding with
             ranges of sizes must be the only one.
-        progress: called with a stage's name and a line of text.
+        progress: called with each step.
         deadline: the time at which the artifact must be on disk; by default the end of the budget, counted from now.
         watch: called after each stage.
 
@@ -254,7 +254,7 @@ def build(
     if options.is_cuda and options.measure:
         require_device(options.target)
     deadline = deadline or Deadline.after(options.budget_s, time.monotonic())
-    job = _Job(source, options, progress or (lambda stage, text: None), deadline, watch)
+    job = _Job(source, options, progress or untold, deadline, watch)
     if len(options.isas) == 1:
         return job.build(bindings)
     count = len(options.isas)

@@ -8,7 +8,7 @@ from benchmarks.models import build
 from benchmarks.models.narrow import in_float16
 from korch.backend import open_meter
 from korch.options import Options
-from korch.pipeline import Run, front
+from korch.pipeline import Run, front, untold
 from korch.primitive.op import Category
 from korch.primitive.types import DType
 from korch.search.instance import Answers
@@ -19,7 +19,7 @@ def tasks_of(model, precision, cache_folder):
     """Return the blocks of a model for a Hopper GPU, with their candidates."""
     options = Options(target="cuda:sm_90", precision=precision, cache_folder=cache_folder)
     with open_meter(options) as meter:
-        partition, _ = front(Run(options, {}, lambda stage, text: None, model.SerializeToString()))
+        partition, _ = front(Run(options, {}, untold, model.SerializeToString()))
         return [
             prepare(partition, block, Answers(meter.providers, meter.target), options) for block in partition.blocks
         ]

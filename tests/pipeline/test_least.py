@@ -11,7 +11,7 @@ import pytest
 
 from korch.errors import InaccurateError
 from korch.options import Options
-from korch.pipeline import Run
+from korch.pipeline import Run, untold
 from korch.pipeline.least import Least, least_of, work_of
 from korch.pipeline.optimize import optimize_run
 from korch.pipeline.results import Built
@@ -24,7 +24,7 @@ LEAST = Least(search_s=4.0, compile_s=3.0, end_s=2.0)
 
 
 def run(budget_s: float, given: Deadline | None = None) -> Run:
-    return Run(Options(budget_s=budget_s), {}, lambda stage, text: None, given=given)
+    return Run(Options(budget_s=budget_s), {}, untold, given=given)
 
 
 def chain(kinds: int, repeats: int) -> PrimitiveGraph:

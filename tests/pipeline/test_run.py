@@ -11,12 +11,12 @@ from korch.candidate.candidate import Candidate
 from korch.measure.cpu import CpuMeter
 from korch.measure.record import Measured
 from korch.options import Options
-from korch.pipeline import Run
+from korch.pipeline import Run, untold
 from korch.search.ledger import Ledger
 
 
 def run(**options: Any) -> Run:
-    return Run(Options(**options), {}, lambda stage, text: None, started_s=1000.0)
+    return Run(Options(**options), {}, untold, started_s=1000.0)
 
 
 class Meter(CpuMeter):

@@ -69,6 +69,7 @@ REPORT = Report(
     plan=PlanName.SPLIT,
     expected_ms=1.375,
     stages_s={"frontend": 0.01, "orchestrate": 2.0},
+    idle={"orchestrate": 0.26},
     search_s={"compiling": 0.75, "timing": 1.0, "other": 0.25},
     limits_hit=("max_outputs",),
     rules=RULES,
@@ -141,7 +142,12 @@ model: 5 primitives, 1 alternative; 3.2 s
 rounding error: 1.5e-07 of the largest element; the original model, operator by operator: 1.2e-07
        3.0e-07 of the outputs' root mean square (RMS); the original model, operator by operator: 2.5e-07
 operations: 5.0M FLOP as given, 2.5M FLOP in the plan (2.00x fewer)
-seconds: frontend 0.0, orchestrate 2.0; the search: compiling 0.8, timing 1.0, other 0.2
+where the seconds went (idle: share of the cores without work of any process):
+  frontend             0.0 s    0 %      - idle
+  orchestrate          2.0 s  100 %   26 % idle
+    compiling          0.8 s   37 %
+    timing             1.0 s   50 %
+    other              0.2 s   12 %
 limits that bound the candidates: max_outputs
 
 the slowest kernels, and why (more: korch explain --kernel NUMBER):
@@ -274,6 +280,14 @@ def test_the_trace_of_a_search_has_its_first_and_its_last_round(plan: PlanRecord
     assert rows[0] == ["0.0", "0.0000", "ms", "-", "-", "0"]
     assert rows[-1] == ["100.0", "0.1000", "ms", "0.2000", "ms", "50.0", "%", "1000"]
     assert "over time" not in explain(plan, replace(REPORT, rounds=rounds[:1]))
+
+
+def test_what_a_longer_search_is_expected_to_bring(plan: PlanRecord) -> None:
+    rounds = (Round(0, None, 0, 0.0), Round(1000, 200_000, 1, 1.0, 190_000))
+    text = explain(plan, replace(REPORT, rounds=rounds, stopped_by_budget=True))
+    assert "is expected to make the sum of the kernels 5.0 % shorter, by estimates" in text
+    assert "is expected" not in explain(plan, replace(REPORT, rounds=rounds))  # the search was done
+    assert replace(REPORT, rounds=rounds[:1]).more is None
 
 
 def test_the_times_of_both_schedules_are_told() -> None:

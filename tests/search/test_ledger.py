@@ -20,7 +20,7 @@ from korch.frontend.onnx import load_model
 from korch.limits import SearchLimits
 from korch.measure.cpu import CpuMeter
 from korch.options import Options
-from korch.pipeline import optimize
+from korch.pipeline import optimize, untold
 from korch.pipeline.results import StageResults
 from korch.pipeline.run import Run
 from korch.pipeline.stages import PipelineStage
@@ -129,8 +129,8 @@ def test_an_answer_of_another_type_is_a_damaged_ledger(monkeypatch: pytest.Monke
         raise TypeError("'<' not supported between instances of 'str' and 'float'")
 
     monkeypatch.setattr(optimize, "STAGES", (PipelineStage("frontend", fails, lambda results: ""),))
-    run = Run(replace(OPTIONS, replay=Path("a.ledger")), {}, lambda stage, text: None)
+    run = Run(replace(OPTIONS, replay=Path("a.ledger")), {}, untold)
     with pytest.raises(ReplayError, match=r"^a\.ledger: an answer of the ledger can't be used"):
         optimize.run_until(run, "frontend")
     with pytest.raises(TypeError, match="not supported"):
-        optimize.run_until(Run(OPTIONS, {}, lambda stage, text: None), "frontend")
+        optimize.run_until(Run(OPTIONS, {}, untold), "frontend")

@@ -39,6 +39,17 @@ def test_a_model_gains_what_its_blocks_gain_as_often_as_they_are_there() -> None
     assert state(trace)[0] == 280  # a bound is never above a plan
 
 
+def test_a_search_expects_what_estimates_say_between_bound_and_plan() -> None:
+    trace = SearchTrace({0: 1})
+    trace.record_estimate(None, expected_ns=70)
+    assert (trace.rounds[-1].incumbent_ns, trace.rounds[-1].expected_ns) == (None, 70)
+    trace.record_estimate(90, expected_ns=120)
+    assert (trace.rounds[-1].incumbent_ns, trace.rounds[-1].expected_ns) == (90, 90)
+    trace.record_block(0, {0: found(95, 60)})
+    trace.record_estimate(95, expected_ns=50)  # the plan of before is still there
+    assert (trace.rounds[-1].incumbent_ns, trace.rounds[-1].expected_ns) == (90, 60)
+
+
 def test_searches_are_kept_by_block_without_rounds_that_brought_nothing() -> None:
     trace = SearchTrace({0: 1, 1: 1})
     trace.record_search((1, 2), "first", 0.5, found(3, 1), is_recalled=True)

@@ -12,7 +12,7 @@ from korch.cuda.runtime.record import CudaProgram
 from korch.fission import fission
 from korch.frontend.onnx import load_model
 from korch.options import Options
-from korch.pipeline import Run, run_until
+from korch.pipeline import Run, run_until, untold
 from korch.pipeline.results import SplitModel
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.lowering import MULTIPLIED_BY_CUDA, lower_products
@@ -41,7 +41,7 @@ def program_of_graph(split: PrimitiveGraph, options: Options, left_out: Collecti
         left_out: names of the providers that are not used.
         build: makes the program.
     """
-    run = Run(options, {}, lambda stage, text: None)
+    run = Run(options, {}, untold)
     run.results["fission"] = SplitModel(split)
     run_until(run, "saturate", first="saturate")
     partition = run.results["saturate"].partition

@@ -11,6 +11,7 @@ from typing import Any
 
 import korch
 from korch.ablation import Ablation
+from korch.pipeline import Update
 
 BUDGET_S = 15.0
 
@@ -37,8 +38,8 @@ def loaded(model: Any, *examples: Any, folder: Path, **options: Any) -> Any:
     """
     allowed_s = [BUDGET_S]
 
-    def tell(stage: str, text: str) -> None:
-        allowed_s.extend(map(float, re.findall(r"the least is about (\d+) s", text)))
+    def tell(update: Update) -> None:
+        allowed_s.extend(map(float, re.findall(r"the least is about (\d+) s", update.text)))
 
     begun_s, load_before, cpu_before = time.monotonic(), os.getloadavg()[0], _cpu_s()
     ablation = Ablation(baselines=False)

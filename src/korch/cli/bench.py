@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from korch.report.explain import quality
 from korch.report.peers import get_peer
 from korch.report.peers.peer import require
 from korch.report.peers.pytorch import TorchPeer
+from korch.report.progress import Progress, Update, untold
 from korch.runtime import ranged
 from korch.runtime.artifact import read_format
 from korch.runtime.ranged import RangedExecutable
@@ -28,9 +29,6 @@ from korch.runtime.runnable import Runnable, random_feeds
 from korch.runtime.shaped import FORMAT, ShapedExecutable
 from korch.system.files import open_file
 from korch.system.scratch import scratch_folder
-
-Tell = Callable[[str, str], None]
-
 
 NOT_OF_BUILDS = ("search", "cache_folder")
 """Options that also apply to a built artifact: the seed of the inputs, and the folder of files."""
@@ -45,7 +43,7 @@ def bench(
     shapes: Mapping[str, Sequence[int]],
     *,
     rest_ms: float = 0.0,
-    tell: Tell | None = None,
+    tell: Progress = untold,
 ) -> Comparison:
     """Compare Korch with other engines. An engine that can't run the model is left out.
 
@@ -59,18 +57,17 @@ def bench(
         shapes: sizes for inputs with unknown dimensions, by input name. For an artifact with several
             plans, they must be those of one plan; for an artifact for ranges, any sizes in the ranges.
         rest_ms: milliseconds that each engine rests before a timed run.
-        tell: called with a stage's name and a line of text.
+        tell: called with each step.
 
     Raises:
         KorchError: an engine or the model is missing, or Korch fails.
     """
-    say = tell or (lambda stage, text: None)
     if rounds < 1:
         raise OptionError(f"the value {rounds} is too small", where="option --rounds", expected="at least 1")
     for name in against:
         require(get_peer(name))
     with scratch_folder() as folder:
-        executable, artifact = _subject(subject, folder, options, shapes, say)
+        executable, artifact = _subject(subject, folder, options, shapes, tell)
         path = model
         is_read = not all(isinstance(get_peer(name), TorchPeer) for name in against)  # PyTorch runs a module instead
         if path is None and is_read:
@@ -89,19 +86,19 @@ def bench(
         notes = tuple(quality(report)) if isinstance(report, Report) else (executable.facts(),)
         settings = Settings(executable.threads, rounds, rest_ms=rest_ms, leave_out=True)
         del executable  # its weights and threads are not part of the comparison
-        comparison = compare(runners, inputs, settings, progress=lambda text: say("compare", text))
+        comparison = compare(runners, inputs, settings, progress=lambda text: tell(Update("compare", text)))
         return replace(comparison, notes=notes)
 
 
 def _subject(
-    subject: Path, folder: Path, options: Options, shapes: Mapping[str, Sequence[int]], say: Tell
+    subject: Path, folder: Path, options: Options, shapes: Mapping[str, Sequence[int]], tell: Progress
 ) -> tuple[Runnable, Path]:
     """Return the executable of the subject, and the path of its artifact; a model is optimized first."""
     if subject.suffix == ".korch":
         _refuse_options(subject, options)
         return _load(subject, shapes), subject
     binding = {name: tuple(shape) for name, shape in shapes.items()}
-    executable = build(subject, options, [binding], say)
+    executable = build(subject, options, [binding], tell)
     artifact = folder / "subject.korch"
     executable.save(artifact)
     return executable, artifact

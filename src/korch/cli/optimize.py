@@ -29,7 +29,7 @@ def optimize(parsed: argparse.Namespace) -> int:
     from korch.api import build
     from korch.records import plain, to_json
     from korch.report.explain import describe
-    from korch.report.progress import Bar
+    from korch.report.progress import Bar, Update
 
     if parsed.dry_run:
         return _dry_run(parsed)
@@ -45,7 +45,7 @@ def optimize(parsed: argparse.Namespace) -> int:
     check_output(parsed.output, "--output", read)
     if parsed.ledger is not None and os.path.realpath(parsed.ledger) == os.path.realpath(parsed.output):
         raise OptionError(f"{parsed.ledger} is the artifact, too", where="option --ledger", expected="another file")
-    with Bar(parsed.budget_s, parsed.begun_s) as bar:
+    with Bar(parsed.budget_s, parsed.begun_s, show=parsed.progress) as bar:
         executable = build(
             parsed.model,
             options_of(parsed),
@@ -54,7 +54,7 @@ def optimize(parsed: argparse.Namespace) -> int:
             Deadline.after(parsed.budget_s, parsed.begun_s),
             partial(_print_result, parsed.print_after) if parsed.print_after else None,
         )
-        bar.tell("save", str(parsed.output))
+        bar.tell(Update("save", str(parsed.output)))
         executable.save(parsed.output)
     if parsed.json:
         print(to_json({"artifact": str(parsed.output), **plain(executable.report)}), end="")

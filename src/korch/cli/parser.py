@@ -10,7 +10,7 @@ from korch import __version__
 from korch.cli import explain, optimize, run
 from korch.cli.database import add_database
 from korch.cli.flags import add_options
-from korch.report.progress import STAGES
+from korch.report.progress import SHOWS, STAGES
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """The type that `argparse.ArgumentParser.add_subparsers` returns."""
@@ -20,6 +20,11 @@ PEERS = "onnxruntime,openvino"
 SHAPE_HELP = (
     "the shape of an input, or the size of a dimension by its name; repeatable. Several, "
     "separated by commas, give one artifact with a plan for each; LOW..HIGH gives one for all sizes of a range"
+)
+
+PROGRESS_HELP = (
+    "show progress on stderr. auto: one line, on a terminal only; lines: a line every ten seconds; "
+    "json: a JSON line every second, with the stage, the best plan so far, what is expected, and the seconds left"
 )
 
 PLAN_HELP = "for several plans: the shape of an input, or the size of a dimension by its name; repeatable"
@@ -87,6 +92,7 @@ def _add_optimize(commands: Commands) -> None:
     parser.add_argument(
         "--print-after", choices=stages, action="append", default=[], metavar="STAGE", help="print a stage's result"
     )
+    parser.add_argument("--progress", choices=SHOWS, default="auto", help=PROGRESS_HELP)
     add_options(parser)
     parser.set_defaults(command=optimize.optimize)
 

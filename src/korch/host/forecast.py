@@ -21,7 +21,7 @@ from korch.host.engine import NOT_INSTALLED
 from korch.host.optimize import several_with_host, split_for_host
 from korch.measure.compiler import target_of
 from korch.options import Options
-from korch.pipeline import Run, run_until
+from korch.pipeline import Run, run_until, untold
 from korch.pipeline.assumed import assumed, assumed_text, fixed
 from korch.pipeline.each_size import has_time_for_each
 from korch.pipeline.least import Least, least_of, work_of
@@ -142,7 +142,7 @@ def _static(
 ) -> Forecast:
     """Return the forecast for fixed sizes; these are the largest of `ranges`."""
     target, advice = target_of(options), list[str]()
-    run = Run(options, shapes, lambda stage, text: None, model)
+    run = Run(options, shapes, untold, model)
     try:
         found = Forecast("", target.isa, options.threads)
         if graph := _add_plan(found, run, ranges):

@@ -21,7 +21,7 @@ from korch.host.check import SegmentValues
 from korch.host.engine import HostEngine
 from korch.host.executable import HostedExecutable, HostPart, NativePart, Part
 from korch.options import Options
-from korch.pipeline import Progress, optimize_model
+from korch.pipeline import Progress, Update, optimize_model, untold
 from korch.primitive.dispute import noted_disputes
 from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.runtime.build import model_record
@@ -58,7 +58,7 @@ def optimize_with_host(
         )
     if options.is_cuda:
         require_torch()  # if the host runs all segments, no later step checks for it
-    tell = progress or (lambda stage, text: None)
+    tell = progress or untold
     begun_s = time.monotonic()
     deadline = deadline or Deadline.after(options.budget_s, begun_s)
     host: dict[str, str] = {}
@@ -156,7 +156,7 @@ def _build(
             parts.append(HostPart(segment.model, engine, segment.nodes))
             for (node, reason), text in zip(segment.nodes, checked, strict=True):
                 hosted.append(HostNodeRecord(node, reason, engine.name, text))
-                tell("host", f"{engine.name} runs {node}: {reason} ({text})")
+                tell(Update("host", f"{engine.name} runs {node}: {reason} ({text})"))
             continue
         number = sum(isinstance(part, NativePart) for part in parts)
         own = replace(options.for_search(number), inputs=values.given(segment.inputs))

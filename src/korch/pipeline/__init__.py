@@ -3,17 +3,19 @@
 from korch.pipeline.optimize import Watch, front, optimize_model, plan_model, run_until
 from korch.pipeline.run import Run, few_collections
 from korch.pipeline.stages import STAGES, PipelineStage
-from korch.report.progress import Progress
+from korch.report.progress import Progress, Update, untold
 
 __all__ = [
     "STAGES",
     "PipelineStage",
     "Progress",
     "Run",
+    "Update",
     "Watch",
     "few_collections",
     "front",
     "optimize_model",
     "plan_model",
     "run_until",
+    "untold",
 ]

@@ -65,7 +65,7 @@ def build_plans(run: Run, results: StageResults) -> Built:
     """
     options, offered, found = run.options, results["candidates"], results["orchestrate"]
     meter, ledger, outcome = offered.meter, offered.ledger, found.outcome
-    meter.tell = partial(run.progress, "build")
+    meter.tell = partial(run.tell, "build")
     report = _measured_report(run, results) if options.measure else search_report(run, results)
     groupings = {name: grouping_rows(rows) for name, rows in outcome.groupings.items()}
     plans = list(outcome.plans.items())[: None if options.ablation.baselines else 1]
@@ -230,6 +230,7 @@ def search_report(run: Run, results: StageResults) -> Report:
         budget_s=run.options.budget_s,
         least_s=run.least_s,
         stages_s=run.stage_seconds,
+        idle=run.idle_shares,
         search_s=_spent_s(offered, run.stage_seconds.get("orchestrate", 0.0)),
         operators=tuple(OperatorRecord(o.label, tuple(o.inputs), tuple(o.outputs)) for o in operators),
         partition=outcome.partition,

@@ -23,7 +23,7 @@ from korch.ranges.exact import all_sizes, count_sizes, exact_plans, has_free_win
 from korch.ranges.form import Dimension, Sizes
 from korch.ranges.lockstep import Samples
 from korch.ranges.samples import sample
-from korch.report.progress import Progress
+from korch.report.progress import Progress, Update
 from korch.runtime.combine import combine
 from korch.runtime.executable import Executable
 from korch.runtime.ranged import RangedExecutable, Ranges
@@ -94,7 +94,7 @@ def optimize_each(
 
     def run_of(own: Sizes, end: Deadline, template: Template | None = None) -> Run:
         text = ", ".join(f"{d}={n * d.step}" for d, n in zip(dimensions, own, strict=True))
-        progress("frontend", f"a plan for {text}" + (" with the kernels of the first" if template else ""))
+        progress(Update("frontend", f"a plan for {text}" + (" with the kernels of the first" if template else "")))
         model, binding = source.bound(own)
         budget_s = None if end.left_s is None else max(LEAST_S, end.left_s)
         own_options = replace(options.for_search(sizes.index(own)), budget_s=budget_s)

@@ -80,7 +80,7 @@ def _add_plans(run: Run, ledger: Ledger, graphs: Sequence[PrimitiveGraph], plans
         _add_plans(run, ledger, [graph], plans, end.shared(2))
         plan = plans[loop, fixed] = _planned(run.options, ledger, graph, weights, end)
         found = f"none: {plan.reason}" if isinstance(plan, Refusal) else plan.text
-        run.progress("candidates", f"plan of a loop of {loop.trips} iterations: {found}")
+        run.tell("candidates", f"plan of a loop of {loop.trips} iterations: {found}")
 
 
 def _loops(graph: PrimitiveGraph) -> Iterator[LoopKey]:

@@ -20,7 +20,7 @@ from korch.pipeline.run import Run, few_collections
 from korch.pipeline.stages import STAGES, PipelineStage
 from korch.primitive.graph import PrimitiveGraph
 from korch.report.dry_run import DryRun, dry_run
-from korch.report.progress import Progress
+from korch.report.progress import Progress, untold
 from korch.runtime.executable import Executable
 from korch.search.result import PlanName
 from korch.segments.block import Partition
@@ -31,10 +31,6 @@ logger = logging.getLogger("korch.pipeline")
 
 Watch = Callable[[PipelineStage, Run], None]
 """Called after a stage, once its result is checked."""
-
-
-def _no_progress(stage: str, text: str) -> None:
-    """Report nothing."""
 
 
 def run_until(
@@ -105,7 +101,7 @@ def plan_model(
     options = replace(options, measure=False, ablation=replace(options.ablation, baselines=False))
     if not options.is_cuda:
         raise OptionError("a dry run is for CUDA devices", where="option --dry-run", expected="--target cuda:sm_90")
-    run = Run(options, shapes or {}, progress or _no_progress, model)
+    run = Run(options, shapes or {}, progress or untold, model)
     with run.resources:
         run_until(run, "orchestrate", skip=("reference",))
         meter, found = run.results["candidates"].meter, run.results["orchestrate"]
@@ -136,7 +132,7 @@ def optimize_model(
     Raises:
         KorchError: the model, an option or the machine is unsuitable; the message says what to do.
     """
-    run = Run(options, shapes or {}, progress or _no_progress, model, given=deadline)
+    run = Run(options, shapes or {}, progress or untold, model, given=deadline)
     return optimize_run(run, watch).results["build"].executable
 
 

@@ -28,7 +28,7 @@ from korch.ranges.form import Dimension, Sizes
 from korch.ranges.lockstep import HINT
 from korch.ranges.masked import masked, share_of
 from korch.ranges.samples import upper_sizes
-from korch.report.progress import Progress
+from korch.report.progress import Progress, Update
 from korch.runtime.combine import combine
 from korch.runtime.executable import Executable
 from korch.runtime.padding import padded_run
@@ -105,7 +105,7 @@ def _for_all(
     except UnsupportedError as error:
         if not 1 < count_sizes(source.dimensions) <= options.search.exact_sizes:
             raise
-        progress("frontend", f"a plan for each size, because no plan serves all sizes: {error.what}")
+        progress(Update("frontend", f"a plan for each size, because no plan serves all sizes: {error.what}"))
         return None
 
 
@@ -139,7 +139,7 @@ def _plans(
         begun_s, left_s = time.monotonic(), deadline.left_s
         if i and left_s is not None and left_s < fixed_s:
             break  # the first plan serves these sizes, too
-        progress("frontend", f"a plan for sizes up to {_text(dimensions, sizes)}")
+        progress(Update("frontend", f"a plan for sizes up to {_text(dimensions, sizes)}"))
         work, pace = work_of(source.primitives(sizes)), slowness()
         checks = _checked_sizes(dimensions, columns, sizes, _checked_share(work, left_s, pace), limits)
         needed = checks[: 1 + CHECKED_SIZES]
@@ -168,12 +168,12 @@ def _plans(
         executables = run.results["build"].sized
         found += [executable for _, executable in executables]
         served = [replace(whole.plan, timed=plan.timed, measured=plan.measured) for plan, _ in executables]
-        progress("build", f"timing {len(served)} plans at several sizes")
+        progress(Update("build", f"timing {len(served)} plans at several sizes"))
         costs = fit_costs(dimensions, list(zip((e for _, e in executables), served, strict=True)), end, limits)
         for checked in (*checks[1:], *({_highs(dimensions, sizes)} - {*checks})):
             if checked not in needed and not _has_time(end, pace * work.reference_s * share_of(checked, sizes)):
                 break
-            progress("build", f"comparing with the model at {_text(dimensions, checked)}")
+            progress(Update("build", f"comparing with the model at {_text(dimensions, checked)}"))
             model = source.primitives(checked)
             standard = standard_of(model, model, options)
             for _, executable in executables:

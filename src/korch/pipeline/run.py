@@ -22,8 +22,10 @@ from korch.pipeline.results import SplitModel, StageResults
 from korch.primitive.dispute import Disputes, noted_disputes
 from korch.primitive.graph import PrimitiveGraph
 from korch.ranges.masked import Masked
-from korch.report.progress import Progress
+from korch.report.progress import Progress, Update
 from korch.search.ledger import Ledger
+from korch.search.result import Round
+from korch.system.cores import idle_seconds, usable_cores
 from korch.system.deadline import Deadline
 from korch.validation.fresh import FRESH_S
 from korch.validation.timing import BUILD_SAFETY
@@ -75,14 +77,15 @@ class Run:
     timing_s: float | None = None
     resources: ExitStack = field(default_factory=ExitStack)  # closed when the run ends
     stage_seconds: dict[str, float] = field(default_factory=dict)  # seconds of each stage that has ended
+    idle_shares: dict[str, float] = field(default_factory=dict)  # idle share of the usable cores, by stage
     disputes: Disputes = field(default_factory=dict)  # the nodes on which references differed in these stages
     results: StageResults = field(default_factory=StageResults)  # the results of the stages that have ended
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Report the start of a stage, and measure its time; name it if the memory does not suffice."""
-        begun = time.monotonic()
-        self.progress(name, "")
+        begun, before_s = time.monotonic(), idle_seconds()
+        self.tell(name, "")
         try:
             with noted_disputes() as disputes:
                 yield
@@ -93,8 +96,16 @@ class Run:
                 hint="Give it more, for example with `ulimit -v`, or optimize for smaller inputs",
             ) from error
         self.disputes |= disputes
-        self.stage_seconds[name] = time.monotonic() - begun
+        self.stage_seconds[name] = spent_s = time.monotonic() - begun
+        idle_s = idle_seconds()
+        if idle_s is not None and before_s is not None and spent_s:
+            self.idle_shares[name] = min(1.0, (idle_s - before_s) / (spent_s * usable_cores()))
         logger.debug("%s took %.2f s", name, self.stage_seconds[name])
+
+    def tell(self, stage: str, text: str, whole: Round | None = None) -> None:
+        """Report a step of a stage; `whole`: the state of the search of the whole model."""
+        times_ns = () if whole is None else (whole.incumbent_ns, whole.expected_ns)
+        self.progress(Update(stage, text, *(None if ns is None else ns / 1e6 for ns in times_ns)))
 
     @cached_property
     def deadline(self) -> Deadline:

@@ -114,7 +114,7 @@ def search_sizes(run: Run, model: Segmented, ledger: Ledger, outcome: Outcome, m
         left_s = ledger.left_s(end)
         if left_s is not None and left_s < needed_s:
             break
-        run.progress("orchestrate", f"the best plan of what was measured at size {'x'.join(map(str, sizes))}")
+        run.tell("orchestrate", f"the best plan of what was measured at size {'x'.join(map(str, sizes))}")
         tasks = [_timed_at(task, sizes, ledger, groups) for task in model.tasks]
         known = [_all_at(plan, sizes) for _, plan in found]
         ledger.measure([c for plan in known for c in plan], end)

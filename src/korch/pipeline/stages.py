@@ -129,7 +129,7 @@ def _precision(run: Run, graph: PrimitiveGraph) -> Precision:
     end = run.build_deadline.less(1 - REWRITE_SHARE)
     forms = find_forms(graph, found.samples, options.error, kernels, end, options.search)
     expected = [reference.run(graph, feeds) for feeds in found.checks]
-    run.progress("fission", f"{len(forms)} less precise products, calibrated on {found.source}")
+    run.tell("fission", f"{len(forms)} less precise products, calibrated on {found.source}")
     return Precision(options.error, forms, found.checks, expected, found.source, options.search)
 
 
@@ -203,13 +203,13 @@ def collect_candidates(run: Run, split: SplitModel, alternatives: Rewritten) -> 
     if run.template is None:
         found = add_superopt(meter, partition, split.graph.total_flop, ledger, options, deadline)
         if found:
-            run.progress("candidates", found)
+            run.tell("candidates", found)
             deadline = run.build_deadline.less(1 - ENUMERATE_SHARE)
         tasks = prepare_all(partition, joined, meter, options, deadline)
     if run.masked is not None:
         tasks = time_as_served(tasks, joined, meter, run.masked.plan)
-    run.progress("candidates", texts.tasks_line(tasks))
-    meter.tell = partial(run.progress, "orchestrate")
+    run.tell("candidates", texts.tasks_line(tasks))
+    meter.tell = partial(run.tell, "orchestrate")
     run.end_s = run.predict_end_s(split, meter)
     meter.expect_compiling = partial(run.check_budget, ledger)
     return Offered(meter, ledger, tasks)
@@ -233,8 +233,8 @@ def orchestrate(run: Run, precision: Precision | None, alternatives: Rewritten, 
 def search_plans(run: Run, model: Segmented, ledger: Ledger, precision: Precision | None) -> Outcome:
     """Return the best sequential plan and the plans that it is compared with."""
 
-    def tell(b: int, entry: Round) -> None:
-        run.progress("orchestrate", texts.round_line(model.tasks, b, entry))
+    def tell(b: int, entry: Round, whole: Round) -> None:
+        run.tell("orchestrate", texts.round_line(model.tasks, b, entry), whole)
 
     deadline = run.build_deadline
     if precision is not None:
@@ -249,7 +249,7 @@ def search_plans(run: Run, model: Segmented, ledger: Ledger, precision: Precisio
         ):
             return outcome
         deadline = run.build_deadline
-        run.progress("orchestrate", f"the error is {precision.error:.1e}; searched again with another sum of errors")
+        run.tell("orchestrate", f"the error is {precision.error:.1e}; searched again with another sum of errors")
 
 
 def _ledger(options: Options, meter: AnyMeter) -> Ledger:
@@ -334,7 +334,7 @@ def _interruptible(run: Run) -> Iterator[None]:
         return
 
     def tell() -> None:
-        run.progress("orchestrate", "interrupted: the best plan so far is built; interrupt again to end the command")
+        run.tell("orchestrate", "interrupted: the best plan so far is built; interrupt again to end the command")
 
     with stopped_by_interrupt(run.deadline, tell):
         yield

@@ -22,7 +22,7 @@ from korch.frontend.torch.free import FreeModule
 from korch.host.executable import HostedExecutable
 from korch.host.optimize import optimize_with_host
 from korch.options import Options
-from korch.pipeline import Progress, optimize_model
+from korch.pipeline import Progress, optimize_model, untold
 from korch.pipeline.ranges import optimize_ranges
 from korch.pipeline.source import Source
 from korch.primitive.op import Array
@@ -174,7 +174,7 @@ def build_ranged(
     threads = torch.get_num_threads()
     deadline = deadline or Deadline.after(options.budget_s, time.monotonic())
     try:
-        tell = progress or (lambda stage, text: None)
+        tell = progress or untold
         flat = optimize_ranges(source, options, tell, deadline.before(2 * limit_s(options)))
         for sizes in (tuple(d.low for d in free.dimensions), tuple(d.high for d in free.dimensions)):
             check_module(free.at(sizes), options, flat)

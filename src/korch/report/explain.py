@@ -172,15 +172,27 @@ def _head(plan: PlanRecord, report: Report) -> str:
     if report.is_known:
         lines.append(summary("plan", report))
         if report.stages_s:
-            lines += report.provider_reports
-            stages, search = (
-                ", ".join(f"{kind} {s:.1f}" for kind, s in found.items())
-                for found in (report.stages_s, report.search_s)
-            )
-            lines.append(f"seconds: {stages}{f'; the search: {search}' * bool(search)}")
+            lines += [*report.provider_reports, *_stages(report)]
         if report.limits_hit:
             lines.append("limits that bound the candidates: " + ", ".join(report.limits_hit))
     return "\n".join([*lines, *waiting_lines(plan)])
+
+
+def _stages(report: Report) -> list[str]:
+    """Return a table of the seconds of the stages, and what a longer search is expected to bring."""
+    whole_s = sum(report.stages_s.values()) or 1.0
+    lines = ["where the seconds went (idle: share of the cores without work of any process):"]
+    for stage, spent_s in report.stages_s.items():
+        idle = f"{100 * report.idle[stage]:.0f} %" if stage in report.idle else "-"
+        lines.append(f"  {stage:16}{spent_s:>8.1f} s{100 * spent_s / whole_s:>5.0f} %{idle:>7} idle")
+        if stage == "orchestrate":
+            lines += (f"    {kind:14}{s:>8.1f} s{100 * s / whole_s:>5.0f} %" for kind, s in report.search_s.items())
+    if report.more is not None and report.stopped_by_budget:
+        lines.append(
+            f"a longer search is expected to make the sum of the kernels {100 * report.more:.1f} % shorter, "
+            "by estimates of kernels that were not measured"
+        )
+    return lines
 
 
 def waiting_lines(plan: PlanRecord) -> list[str]:

@@ -301,6 +301,7 @@ class Report:
         stopped_by_budget: whether the budget ended the search.
         budget_s: the budget; `least_s` is the least budget that suffices, if that is more.
         stages_s: the seconds of each stage.
+        idle: the idle share of the usable cores in each stage.
         search_s: the seconds of the stage "orchestrate" by kind of work.
         operators: the model's operators.
         precision: how the error budget was used; None without one.
@@ -356,6 +357,7 @@ class Report:
     budget_s: float | None = None
     least_s: float | None = None
     stages_s: Mapping[str, float] = field(default_factory=dict)
+    idle: Mapping[str, float] = field(default_factory=dict)
     search_s: Mapping[str, float] = field(default_factory=dict)
     operators: tuple[OperatorRecord, ...] = ()
     precision: PrecisionRecord | None = None
@@ -392,6 +394,14 @@ class Report:
     def is_known(self) -> bool:
         """Whether anything is known of a search."""
         return bool(self.status)
+
+    @property
+    def more(self) -> float | None:
+        """The share of the sum of the kernels' times that a longer search is expected to save; None if not known."""
+        last = self.rounds[-1] if self.rounds else None
+        if last is None or last.expected_ns is None or not last.incumbent_ns:
+            return None
+        return max(0.0, 1 - last.expected_ns / last.incumbent_ns)
 
     @property
     def times(self) -> RunTimes | None:

@@ -26,7 +26,7 @@ from korch.search.measure import measure_some
 from korch.search.price import Prices, estimates_ns, price
 from korch.search.propose import Exploration, expected_improvements, near_optimal, of_each_kind, unmeasured
 from korch.search.questions import ROUND_GAP, Questions
-from korch.search.result import Orchestration, Round
+from korch.search.result import Orchestration, Round, expected
 from korch.search.tried import PricedPlan, best_two, distinct_measured
 from korch.system.deadline import Deadline
 
@@ -48,6 +48,7 @@ class Search:
         questions: the program, and the questions about it.
         tried: the plans that were tried, in order.
         rounds: the rounds since the search was begun or resumed.
+        expected_ns: the cost of the best plan according to the last estimates; None before they were made.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Search:
         self.most_measured: int | None = None
         self.tried: dict[tuple[int, ...], None] = {}
         self.rounds: list[Round] = []
+        self.expected_ns: int | None = None
         self.start_s = time.monotonic()
         self.questions = Questions(instance, ledger, self.last_deadline, like)
         self._keys = frozenset(c.key for c in self.candidates)
@@ -243,6 +245,7 @@ class Search:
         plan = self._solve(
             estimates, None, ROUND_SECONDS / 2 if seconds is None else seconds, ESTIMATE_GAP if gap is None else gap
         )
+        self.expected_ns = plan.certificate.objective_ns
         unknown = unmeasured(self.ledger, self.candidates, plan.kernels)
         least_ns = LEAST_IMPROVEMENT * (plan.certificate.objective_ns or 0)
         own = {self.candidates[k].key for k in unknown}
@@ -332,7 +335,9 @@ class Search:
     def _report(self) -> None:
         best, seconds = self.best, time.monotonic() - self.start_s
         measured = distinct_measured(self.ledger, self.candidates)
-        entry = Round(self.bound_ns, best.cost_ns if best else None, measured, seconds)
+        best_ns = best.cost_ns if best else None
+        expected_ns = best_ns if self._is_close(best) else expected(best_ns, self.bound_ns, self.expected_ns)
+        entry = Round(self.bound_ns, best_ns, measured, seconds, expected_ns)
         self.rounds.append(entry)
         if self.progress is not None:
             self.progress(entry)

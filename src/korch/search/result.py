@@ -27,6 +27,14 @@ class Round:
     incumbent_ns: int | None  # the cost of the best plan so far; None if there is none yet
     measured: int  # the number of candidates measured so far, in this run or an earlier one
     seconds: float  # time since the search started
+    expected_ns: int | None = None  # the cost of the plan that a longer search is expected to find
+
+
+def expected(best_ns: int | None, bound_ns: int, estimate_ns: int | None) -> int | None:
+    """Return the cost that is expected after a longer search: the estimate, between the bound and the best plan."""
+    if estimate_ns is None:
+        return None
+    return max(bound_ns, estimate_ns if best_ns is None else min(best_ns, estimate_ns))
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,8 +45,12 @@ WHOLE_BASELINE_SECONDS = 10.0  # time of the solve for one baseline of a model t
 
 logger = logging.getLogger("korch.orchestrate")
 
-OnRound = Callable[[int, Round], None]
-"""Called with a block's position and a round of its search."""
+OnRound = Callable[[int, Round, Round], None]
+"""Called with a block's position, a round of its search, and the state of the search of the whole model."""
+
+
+def unheard(b: int, entry: Round, whole: Round) -> None:
+    """Report no round."""
 
 
 class SearchPhase(Enum):
@@ -347,8 +351,8 @@ class BlockSearch:
             b = one.key[0]
 
             def on_round(entry: Round) -> None:
-                self.on_round(b, entry)
                 self.trace.record_round(one.key, entry)
+                self.on_round(b, entry, entry if self.is_whole else self.trace.rounds[-1])
 
             written = (other.search.questions.solver.problem for other in self.blocks[b] if other.search is not None)
             like = next(written, None)

@@ -79,9 +79,10 @@ def _explore(search: BlockSearch, assembly: Assembly, interfaces: list[BlockInte
             _estimate(search, interfaces, estimated_ns, NEAR if turn > 1 else math.inf)
         if {one.key[0] for one in estimated_ns} != set(range(len(search.blocks))):
             return True  # a block has no plan; its first search reports the reason
-        uses = _preferred(search, assembly, estimated_ns)
+        uses, expected_ns = _preferred(search, assembly, estimated_ns)
         if not uses:
             return True
+        changes_ns = expected_ns - sum(count * estimated_ns[one] for one, count in uses.items())
         found = _explorations(search, uses, early)
         # The first round also builds the programs, so its time is halved.
         solving_s = (search.ledger.now_s() - began_s) * (1 if turn else 0.5)
@@ -92,6 +93,7 @@ def _explore(search: BlockSearch, assembly: Assembly, interfaces: list[BlockInte
             interfaces.remove(one)
             del estimated_ns[one]
         total_ns = _total_ns(search, uses)
+        search.trace.record_estimate(None if total_ns is None else total_ns + changes_ns, expected_ns)
         is_known = len(found) == len(uses) and not any(exploration.unknown for exploration in found.values())
         is_known = is_known and before_ns is not None and total_ns is not None
         if is_known and (total_ns or 0) > (1 - QUIET) * (before_ns or 0):
@@ -102,14 +104,17 @@ def _explore(search: BlockSearch, assembly: Assembly, interfaces: list[BlockInte
 
 def _preferred(
     search: BlockSearch, assembly: Assembly, estimated_ns: dict[BlockInterface, int]
-) -> Counter[BlockInterface]:
-    """Return the best interfaces by estimates with their numbers of uses; none if no choice is feasible."""
+) -> tuple[Counter[BlockInterface], int]:
+    """Return the best interfaces by estimates with their numbers of uses, and the estimate of the whole.
+
+    There are none if no choice is feasible.
+    """
     try:
         choice = assembly.prefer({one.key: ns for one, ns in estimated_ns.items()})
     except InfeasibleError as error:
         logger.info("no layouts are preferred: %s", error)
-        return Counter()
-    return assembly.uses(choice, search.blocks)
+        return Counter(), 0
+    return assembly.uses(choice, search.blocks), choice.objective_ns
 
 
 def _explorations(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from korch.binary_program.problem import Certificate, Status
 from korch.candidate.candidate import Candidate
@@ -19,10 +19,10 @@ from korch.report.alternatives.counterfactual import Grouping, Groupings
 from korch.report.alternatives.savings import Savings, add_savings
 from korch.search.ledger import Ledger
 from korch.search.price import estimate_ns
-from korch.search.result import Orchestration, PlanName, Round
+from korch.search.result import Orchestration, PlanName
 from korch.segments.assemble import Assembly, SegmentChoice
 from korch.segments.block import Partition
-from korch.segments.block_search import BlockInterface, BlockSearch, OnRound
+from korch.segments.block_search import BlockInterface, BlockSearch, OnRound, unheard
 from korch.segments.block_task import BlockTask
 from korch.segments.explore import explore
 from korch.segments.join import Joined
@@ -66,7 +66,7 @@ class Segmented:
 
 
 def search_segments(
-    model: Segmented, ledger: Ledger, options: Options, deadline: Deadline, on_round: OnRound = lambda b, entry: None
+    model: Segmented, ledger: Ledger, options: Options, deadline: Deadline, on_round: OnRound = unheard
 ) -> Outcome:
     """Search a model block by block.
 
@@ -198,7 +198,7 @@ def _result(search: BlockSearch, choice: SegmentChoice, steps: Sequence[Candidat
         seconds=sum(f.certificate.seconds for f in found),
     )
     measured = sum(f.distinct_measured for f in best)
-    end = Round(bound_ns, objective_ns, measured, search.trace.seconds)
+    end = replace(search.trace.rounds[-1], bound_ns=bound_ns, incumbent_ns=objective_ns, measured=measured)
     return Orchestration(
         steps=(),
         certificate=certificate,

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from korch.search.result import Orchestration, Round
+from korch.search.result import Orchestration, Round, expected
 from korch.segments.record import SearchRecord
 
 Key = tuple[int, int]
@@ -33,6 +33,7 @@ class SearchTrace:
     _costs_ns: dict[Key, int] = field(default_factory=dict)
     _bound_ns: int = 0
     _best_ns: int | None = None
+    _expected_ns: int | None = None
 
     @property
     def seconds(self) -> float:
@@ -59,6 +60,13 @@ class SearchTrace:
         bounds_ns = self._bounds_ns.get(block, {})
         if interface in bounds_ns:
             bounds_ns[interface] = max(bounds_ns[interface], entry.bound_ns)
+        self._append()
+
+    def record_estimate(self, best_ns: int | None, expected_ns: int) -> None:
+        """Record the cost of the whole by the plans so far, and the cost that is expected, before the first choice."""
+        if best_ns is not None:
+            self._best_ns = min(best_ns, self._best_ns or best_ns)
+        self._expected_ns = expected_ns
         self._append()
 
     def record_choice(
@@ -89,7 +97,9 @@ class SearchTrace:
         self._bound_ns = max(self._bound_ns, least_ns)
         if self._best_ns is not None:
             self._bound_ns = min(self._bound_ns, self._best_ns)
-        self.rounds.append(Round(self._bound_ns, self._best_ns, sum(self._measured.values()), self.seconds))
+        expected_ns = expected(self._best_ns, self._bound_ns, self._expected_ns)
+        measured = sum(self._measured.values())
+        self.rounds.append(Round(self._bound_ns, self._best_ns, measured, self.seconds, expected_ns))
 
 
 def changed_rounds(rounds: Sequence[Round]) -> tuple[Round, ...]:

@@ -57,6 +57,17 @@ def slowness(root: Path = Path("/")) -> float:
     return float(max(1.0, (others + usable_cores()) / machine_cores()))
 
 
+def idle_seconds(root: Path = Path("/")) -> float | None:
+    """Return how long the cores that this process may use were without work, since the machine was started.
+
+    It is the sum over the cores; None if the system does not tell.
+    """
+    rows = {row[0]: row for line in _read(root / "proc/stat").splitlines() if len(row := line.split()) > 5}
+    found = [rows.get(f"cpu{core}") for core in os.sched_getaffinity(0)]
+    ticks = [int(row[4]) + int(row[5]) for row in found if row is not None]  # idle, also while waiting for a disk
+    return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
+
+
 def machine_cores() -> int:
     """Return the cores of the machine, whether this process may use them or not."""
     return max(os.cpu_count() or 1, len(os.sched_getaffinity(0)))
