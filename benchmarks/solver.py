@@ -1,6 +1,6 @@
 """Times the solver of the binary linear program on random instances, and writes JSON.
 
-python -m benchmarks.solver [--quick] [--seconds S] [--workers N] [--output FILE]
+python -m benchmarks.solver [--quick] [--seconds S] [--workers N] [--output FILE | --write FOLDER]
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks.instances import Severity, make_instance
 from benchmarks.rows import machine
+from korch.binary_program.candidate_file import CandidateFile, format_candidates
 from korch.binary_program.solve import Solver
 from korch.limits import SearchLimits
 
@@ -79,10 +80,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="longest time for one solve")
     parser.add_argument("--workers", type=int, default=2, help="threads of CP-SAT")
     parser.add_argument("--output", type=Path, help="JSON file to write")
+    parser.add_argument("--write", type=Path, help="folder in which each instance is written for `korch orchestrate`")
     options = parser.parse_args(arguments)
     result = {"machine": machine(), "seconds": options.seconds, "workers": options.workers}
     rows = []
-    for severity in _QUICK if options.quick else _FULL:
+    for number, severity in enumerate(_QUICK if options.quick else _FULL):
+        if options.write is not None:
+            options.write.mkdir(parents=True, exist_ok=True)
+            file = CandidateFile.of_problem(make_instance(severity))
+            (options.write / f"{number}.json").write_text(format_candidates([file]))
+            continue
         row = run_one(severity, options.seconds, options.workers)
         rows.append(row)
         print(

@@ -1,4 +1,5 @@
 import collections
+import re
 
 import numpy as np
 import onnxruntime
@@ -76,13 +77,27 @@ def test_bodies_node_by_node_compute_the_cases_of_the_standard() -> None:
         assert found is not None and largest_difference(found, [*wanted]) <= 1, case.name
 
 
-def test_primitives_as_onnx_have_the_same_results() -> None:
-    """ONNX Runtime has no kernels for some operators and types; all others without chance or ties are compared."""
-    options, refused, same = onnxruntime.SessionOptions(), 0, 0
+# What ONNX Runtime refuses of the models of primitives, by the names of cases: each has a reason.
+REFUSED = {
+    "test_(adagrad|adam|momentum|nesterov_momentum)": "it has no operators for training",
+    "test_attention_4d_diff_heads_mask4d_padded_kv": "its kernel wants masks as long as the cache",
+    "test_bitcast_bool_to_uint8": "it has no BitCast of these types",
+    "test_bitshift_(left|right)_int": "it shifts unsigned numbers alone",
+    "test_cast_FLOAT_to_BFLOAT16": "it can't return bfloat16 to Python",
+    "test_optional_get_element_tensor": "it has no operators on optional values of this opset",
+    "test_reduce_max_empty_set_bool": "it has no largest element of nothing",
+    "test_roialign": "it has no RoiAlign of opset 22",
+    "test_scan_sum": "it can't infer types of Scan-8",
+    "test_top_k_uint64": "it orders no uint64",
+}
+
+
+@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.long)])
+def test_primitives_as_onnx_have_the_same_results(step: int) -> None:
+    """Cases with chance (dropout) or ties (rounding of computed scales) can't be compared."""
+    options, refused, same = onnxruntime.SessionOptions(), set(), 0
     options.log_severity_level = 4
-    for case in [case for case in node_cases() if "training" not in case.name and "dynamicquantize" not in case.name][
-        ::11
-    ]:
+    for case in [case for case in node_cases() if not re.match(r"test_(training|dynamicquantize)", case.name)][::step]:
         arrays = _arrays(case.data_sets[0][0], [item.name for item in case.model.graph.input])
         if arrays is None or any(array.dtype.kind not in "biuf" for array in arrays.values()):
             continue
@@ -91,17 +106,19 @@ def test_primitives_as_onnx_have_the_same_results() -> None:
         except UnsupportedError:
             continue
         model = OnnxNodes(graph, case.name).model().SerializeToString()
+        feeds = {name: array for name, array in arrays.items() if name in dict(graph.inputs)}
         try:
             runner = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+            results = runner.run(None, feeds)
         except Exception:  # noqa: BLE001  it raises classes without a common base
-            refused += 1
+            refused.add(case.name)
             continue
-        feeds = {name: array for name, array in arrays.items() if name in dict(graph.inputs)}
-        expected = reference.run(graph, feeds)
-        for found, (name, right) in zip(runner.run(None, feeds), expected.items(), strict=True):
+        for found, (name, right) in zip(results, reference.run(graph, feeds).items(), strict=True):
             assert_same(np.asarray(found), right, terms=100, name=f"{case.name} {name}")
         same += 1
-    assert same > 90 and refused < 9
+    assert not [name for name in refused if not any(re.match(pattern, name) for pattern in REFUSED)]
+    assert same > 1100 / step
+    assert step > 1 or all(any(re.match(pattern, name) for name in refused) for pattern in REFUSED)
 
 
 def test_exclusions_name_cases_that_exist():

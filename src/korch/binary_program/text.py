@@ -115,8 +115,11 @@ def parse_problem(text: str) -> Problem:
     return Problem(tuple(steps), tuple(kernels), tuple(required), frozenset(given), frozenset(constants), most_error)
 
 
-def format_plan(plan: Plan) -> str:
-    """Return the text form of a plan, without the duration of the search."""
+def format_plan(plan: Plan, names: Sequence[str] | None = None) -> str:
+    """Return the text form of a plan, without the duration of the search.
+
+    `names`: the names of the kernels; k0, k1, and so on if not given.
+    """
     c = plan.certificate
     objective = "none" if c.objective_ns is None else c.objective_ns
     kind = "measured" if c.is_measured else "bound"
@@ -124,7 +127,7 @@ def format_plan(plan: Plan) -> str:
         f"plan {c.status.value} objective={objective} bound={c.bound_ns} kernels={c.kernels} "
         f"measured={c.measured} {kind}-costs"
     )
-    return "\n".join([head, *(f"k{k}" for k in plan.kernels)]) + "\n"
+    return "\n".join([head, *(names[k] if names else f"k{k}" for k in plan.kernels)]) + "\n"
 
 
 def parse_plan(text: str) -> Plan:

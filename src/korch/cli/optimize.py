@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from korch.cli.arrays import writing
 from korch.cli.flags import options_of
@@ -20,8 +20,14 @@ from korch.system.deadline import Deadline
 from korch.system.files import check_output, open_file
 
 if TYPE_CHECKING:
+    from korch.binary_program.presolve import Describe
+    from korch.binary_program.problem import Problem
+    from korch.limits import SearchLimits
     from korch.pipeline import PipelineStage, Run
     from korch.pipeline.results import StageResults
+
+    _Program: TypeAlias = "tuple[Problem, Sequence[str] | None, Describe | None]"
+    """The program of a block, the names of its candidates, and a function that names its values."""
 
 
 def optimize(parsed: argparse.Namespace) -> int:
@@ -91,17 +97,11 @@ def check(parsed: argparse.Namespace) -> int:
 
 def print_stage(parsed: argparse.Namespace) -> int:
     """Run the stages up to `parsed.stage`, and print the result of this stage."""
-    from korch.binary_program.solve import solve
-    from korch.binary_program.text import format_plan, parse_problems
-
     options = options_of(parsed)
-    if parsed.model.suffix == ".txt" and parsed.stage == "orchestrate":
+    if parsed.stage == "orchestrate" and parsed.model.suffix in (".txt", ".json"):
         text = _read_text(parsed.model)
         if not text.startswith(("graph(", "model(")):
-            limits, problems = options.search, parse_problems(text)
-            for b, problem in enumerate(problems):
-                print(f"block {b}\n" if len(problems) > 1 else "", end="")
-                print(format_plan(solve(problem, seconds=limits.solver_seconds, limits=limits)), end="")
+            _solve(_programs(parsed.model, text), options.search)
             return 0
     if parsed.onnx is None:
         _run_stages(parsed, options, parsed.stage, [parsed.stage])
@@ -110,6 +110,31 @@ def print_stage(parsed: argparse.Namespace) -> int:
         check_output(parsed.onnx, "--onnx", [parsed.model])
     _write_onnx(_run_stages(parsed, options, parsed.stage, []), parsed.onnx)
     return 0
+
+
+def _programs(path: Path, text: str) -> Sequence[_Program]:
+    """Return the program of each block of a file."""
+    from korch.binary_program.candidate_file import parse_candidates
+    from korch.binary_program.text import parse_problems
+
+    if path.suffix == ".txt":
+        return [(problem, None, None) for problem in parse_problems(text)]
+    programs: list[_Program] = []
+    for file in parse_candidates(text, str(path)):
+        problem, names = file.to_problem()
+        programs.append((problem, [row.id for row in file.candidates], names.__getitem__))
+    return programs
+
+
+def _solve(programs: Sequence[_Program], limits: SearchLimits) -> None:
+    """Print the plan of each program."""
+    from korch.binary_program.solve import solve
+    from korch.binary_program.text import format_plan
+
+    for b, (problem, names, describe) in enumerate(programs):
+        print(f"block {b}\n" if len(programs) > 1 else "", end="")
+        plan = solve(problem, seconds=limits.solver_seconds, limits=limits, describe=describe)
+        print(format_plan(plan, names), end="")
 
 
 def _write_onnx(results: StageResults, path: Path) -> None:

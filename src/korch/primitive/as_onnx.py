@@ -188,6 +188,9 @@ class OnnxNodes:
         out = self.body.types[p.output].dtype
         if p.op == "matmul" and types[0].dtype is not out:  # bytes; MatMulInteger is not exact in every runtime
             inputs = [self.add("Cast", [name], to=onnx_type(out)) for name in inputs]
+        if p.op in ("max", "min") and out in (DType.I16, DType.U16):  # ONNX Runtime lacks these
+            wide = [self.add("Cast", [name], to=onnx_type(DType.I32)) for name in inputs]
+            return self.add("Cast", [self.add(_SAME[p.op], wide)], to=onnx_type(out))
         if p.op in _SAME:
             return self.add(_SAME[p.op], inputs)
         if p.op in ("mod", "shift_left", "shift_right", "matmul_gathered"):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import onnx
 
+from korch.binary_program.candidate_file import CandidateFile, format_candidates
 from korch.candidate.candidate import Candidate
 from korch.errors import UnsupportedError
 from korch.primitive.as_onnx import OnnxNodes
+from korch.search.instance import Instance
 from korch.segments.block_task import BlockTask
 
 LARGEST_PROTOBUF = 1 << 30
@@ -29,11 +30,7 @@ def save_model(model: onnx.ModelProto, path: Path) -> None:
 def save_candidates(
     tasks: Sequence[BlockTask], cost_ns: Callable[[Candidate], tuple[int, bool]], folder: Path
 ) -> tuple[int, int]:
-    """Write a model for each group of primitives, and a list of the candidates with their costs.
-
-    `candidates.json` has an object for each candidate: "block", "primitives" and "outputs" (of the block's graph),
-    "model" (the file of its group; "" if it has no ONNX form), "provider", "variant", "inputs" and "outputs_in" (the
-    layouts), "cost_ns", and "is_measured" (false: the cost is a lower bound).
+    """Write a model for each group of primitives, and a file of the candidates with their costs (`CandidateFile`).
 
     `cost_ns`: returns the cost of a candidate, and whether it was measured. `folder`: where to write; it is made if it
     does not exist.
@@ -43,29 +40,19 @@ def save_candidates(
     """
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, str] = {}
-    rows = []
-    for b, task in enumerate(tasks):
+    blocks = []
+    for task in tasks:
+        more = []
         for candidate in task.candidates:
-            group, offer, (cost, is_measured) = candidate.group, candidate.offer, cost_ns(candidate)
+            group = candidate.group
             if group.key not in files:
                 files[group.key] = f"{group.key}.onnx"
                 try:
                     save_model(OnnxNodes(group.body, f"group {group.key}").model(), folder / files[group.key])
                 except UnsupportedError:
                     files[group.key] = ""
-            rows.append(
-                {
-                    "block": b,
-                    "primitives": group.primitives,
-                    "outputs": group.outputs,
-                    "model": files[group.key],
-                    "provider": candidate.provider,
-                    "variant": offer.variant,
-                    "inputs": [str(layout) for layout in offer.inputs],
-                    "outputs_in": [str(layout) for layout in offer.outputs],
-                    "cost_ns": cost,
-                    "is_measured": is_measured,
-                }
-            )
-    (folder / INDEX).write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
-    return sum(map(bool, files.values())), len(rows)
+            kernel = f"{candidate.provider} {candidate.offer.variant}".rstrip()
+            more.append({"kernel": kernel, "model": files[group.key]})
+        blocks.append(CandidateFile.of_problem(Instance(task.block.graph, task.candidates).problem(cost_ns), more))
+    (folder / INDEX).write_text(format_candidates(blocks), encoding="utf-8")
+    return sum(map(bool, files.values())), sum(len(task.candidates) for task in tasks)
