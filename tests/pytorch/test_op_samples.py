@@ -6,15 +6,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from benchmarks.judges import opinfo  # noqa: E402
 from korch.errors import InaccurateError, UnsupportedError  # noqa: E402
-from tests.support import op_samples  # noqa: E402
 
 X = torch.tensor([[1.0, -2.0], [3.0, 0.5]])
 
 
 def test_calls_are_compared_with_eager_mode(monkeypatch) -> None:
     calls = [((X, 1), {"keepdim": True}), ((X, 7), {}), ((X > 0,), {})]
-    right, none, other = op_samples.verdicts(torch.sum, calls)
+    right, none, other = opinfo.verdicts(torch.sum, calls)
     assert (right, none[0], other) == (("right", ""), "none", ("right", ""))
     for result, kind in (
         (X, "wrong"),
@@ -28,6 +28,6 @@ def test_calls_are_compared_with_eager_mode(monkeypatch) -> None:
                 raise result
             return [result.numpy()] * 2
 
-        monkeypatch.setattr(op_samples, "results", found)
-        kinds = [what for what, _ in op_samples.verdicts(torch.neg, [((X,), {}), ((-X,), {})])]
+        monkeypatch.setattr(opinfo, "results", found)
+        kinds = [what for what, _ in opinfo.verdicts(torch.neg, [((X,), {}), ((-X,), {})])]
         assert kinds == [kind, "right" if kind == "wrong" else kind]

@@ -1,39 +1,33 @@
-"""Compares PyTorch's own samples of its operators, optimized as modules of calls, with eager mode.
-
-    python -m tests.support.op_samples [--results build/op_samples.jsonl] [--samples 8] [--jobs 1] [--only NAME ...]
+"""PyTorch's own samples of its operators, optimized as modules of calls, compared with eager mode.
 
 The samples are those of PyTorch's tests (`op_db`, which needs the package `expecttest`): forward, in float32 and the
-types of `DTYPES`. Modules are optimized without measuring. Each operator adds a line to the results, and is not run
-again; `--table` prints the sums of all lines.
+types of `DTYPES`. Modules are optimized without measuring.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import random
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 import korch
+from benchmarks.judges import Judge
 from korch.ablation import Ablation
 from korch.errors import InaccurateError, ModelError, UnprovidedError, UnsupportedError
 from korch.frontend.torch.ties import FirstOfEqual
 from korch.limits import SearchLimits
 from korch.pytorch.check import OTHERWISE_EXPORTED
 from tests.support.torch_calls import difference
-from tests.support.workers import answer_lines, run_in_workers
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "int64", "int32", "uint8", "bool")}
-LIMIT_S, LIFE = 300, 100
+SAMPLES = 4
+"""The most samples of an operator in each type."""
 
 UNDEFINED = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 """Operators whose results are whatever the memory contains; they are left out."""
@@ -146,7 +140,7 @@ def results(module: Any, tensors: Sequence[Any]) -> Any:
     return executable(*tensors)
 
 
-def _run(line: str, count: int) -> dict[str, Any]:
+def _run(line: str) -> dict[str, Any]:
     from torch.testing._internal.common_methods_invocations import op_db
 
     name, variant = json.loads(line)
@@ -158,7 +152,7 @@ def _run(line: str, count: int) -> dict[str, Any]:
         for name, dtype in DTYPES.items():
             if operator.supports_dtype(dtype, "cpu"):
                 drawn = list(islice(operator.sample_inputs("cpu", dtype), DRAWN))
-                samples = drawn[:: -(-len(drawn) // count) or 1]
+                samples = drawn[:: -(-len(drawn) // SAMPLES) or 1]
                 types += [name] * len(samples)
                 calls += [((sample.input, *sample.args), sample.kwargs) for sample in samples]
         found = verdicts(operator.op, calls)
@@ -168,52 +162,10 @@ def _run(line: str, count: int) -> dict[str, Any]:
     return {"item": line, "counts": counts, "texts": list(texts)}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the operators that have no line yet; return 1 if one of them is wrong or crashes."""
-    parser = argparse.ArgumentParser(prog="python -m tests.support.op_samples")
-    parser.add_argument("--results", type=Path, default=Path("build/op_samples.jsonl"))
-    parser.add_argument("--samples", type=int, default=8, help="at most this number of samples of an operator")
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--only", nargs="*", help="names of operators")
-    parser.add_argument("--table", action="store_true", help="print the results that there are")
-    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args(arguments)
-    if args.work:
-        answer_lines(lambda line: _run(line, args.samples))
-        return 0
-    args.results.parent.mkdir(parents=True, exist_ok=True)
-    rows = [json.loads(row) for row in args.results.open()] if args.results.exists() else []
-    if args.table:
-        print(_table(rows))
-        return 0
+def _items() -> list[str]:
     from torch.testing._internal.common_methods_invocations import op_db
 
-    chosen = [o for o in op_db if o.name not in UNDEFINED and (not args.only or o.name in args.only)]
-    lines = [json.dumps([o.name, o.variant_test_name]) for o in chosen]
-    random.Random(0).shuffle(lines)
-    lines = [line for line in lines if line not in {row["item"] for row in rows}]
-    command = [sys.executable, "-m", "tests.support.op_samples", "--work", "--samples", str(args.samples)]
-    with args.results.open("a") as out:
-        for line, answer, failure in run_in_workers(lines, command, args.jobs, LIMIT_S, LIFE):
-            rows.append(answer or {"item": line, "counts": {"float32": {"crash": 1}}, "texts": [f"crash: {failure}"]})
-            out.write(json.dumps(rows[-1]) + "\n")
-            out.flush()
-            if texts := [text for text in rows[-1]["texts"] if " refused: " not in text and " random: " not in text]:
-                print(line, *texts, sep="\n  ", flush=True)
-    print(_table(rows))
-    return int(any({"wrong", "crash"} & set(counts) for row in rows for counts in row["counts"].values()))
+    return [json.dumps([o.name, o.variant_test_name]) for o in op_db if o.name not in UNDEFINED]
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return how many calls of each type have each verdict."""
-    sums = {dtype: Counter[str]() for dtype in DTYPES}
-    for row in rows:
-        for dtype, counts in row["counts"].items():
-            sums[dtype].update(counts)
-    lines = [f"| type | {' | '.join(VERDICTS)} |", f"| --- |{' ---: |' * len(VERDICTS)}"]
-    lines += [f"| {t} | {' | '.join(str(sums[t][what]) for what in VERDICTS)} |" for t in DTYPES]
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+JUDGE = Judge(_items, _run, VERDICTS, limit_s=300)

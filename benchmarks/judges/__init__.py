@@ -1,0 +1,41 @@
+"""Judges that nobody here wrote: samples, pipelines and models of other projects, each compared with their own results.
+
+A judge is a list of items, a function that runs one, and a table of the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What runs the items of one source.
+
+    Attributes:
+        items: returns the names of all items; the same ones each time.
+        run: runs an item; returns its line of the results, which has the item as "item" and counts of verdicts as
+            "counts", by a name of its own for each row of the table, and messages as "texts".
+        verdicts: what each verdict means.
+        limit_s: the longest time for an item.
+    """
+
+    items: Callable[[], list[str]]
+    run: Callable[[str], dict[str, Any]]
+    verdicts: dict[str, str]
+    limit_s: float
+
+
+def table(rows: Sequence[dict[str, Any]], verdicts: Sequence[str]) -> str:
+    """Return how many calls of each kind have each verdict."""
+    sums: dict[str, dict[str, int]] = {}
+    for row in rows:
+        for kind, counts in row["counts"].items():
+            of_kind = sums.setdefault(kind, dict.fromkeys(verdicts, 0))
+            for verdict, count in counts.items():
+                of_kind[verdict] += count
+    lines = [f"| | {' | '.join(verdicts)} |", f"| --- |{' ---: |' * len(verdicts)}"]
+    lines += [f"| {kind} | {' | '.join(str(n) for n in counts.values())} |" for kind, counts in sums.items()]
+    return "\n".join(lines)

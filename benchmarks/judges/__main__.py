@@ -1,0 +1,63 @@
+"""Runs the items of a judge, each in a process that may crash or hang, and adds a line of JSON for each.
+
+    python -m benchmarks.judges opinfo [--results FILE] [--seconds S] [--jobs N] [--only NAME ...] [--table]
+
+An item that has a line in the results is not run again. The exit code is 1 if a result is wrong or something crashed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from benchmarks.judges import Judge, table
+from tests.support.workers import answer_lines, run_in_workers
+
+JUDGES = ("opinfo",)
+LIFE = 100
+"""The number of items after which a process is replaced."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the items that have no line yet, in a random order; return 1 if one of them is wrong or crashes."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.judges")
+    parser.add_argument("judge", choices=JUDGES)
+    parser.add_argument("--results", type=Path, help="default: build/JUDGE.jsonl")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no item after this time")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--only", nargs="*", help="parts of the names of items")
+    parser.add_argument("--table", action="store_true", help="print the results that there are")
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args(arguments)
+    judge: Judge = import_module(f"benchmarks.judges.{args.judge}").JUDGE
+    if args.work:
+        answer_lines(judge.run)
+        return 0
+    path = args.results or Path("build") / f"{args.judge}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [json.loads(row) for row in path.open()] if path.exists() else []
+    done, until_s = {row["item"] for row in rows}, time.monotonic() + args.seconds
+    items = [] if args.table else [item for item in judge.items() if item not in done]
+    items = [item for item in items if not args.only or any(part in item for part in args.only)]
+    random.Random(0).shuffle(items)
+    command = [sys.executable, "-m", "benchmarks.judges", args.judge, "--work"]
+    with path.open("a") as out:
+        for item, answer, failure in run_in_workers(items, command, args.jobs, judge.limit_s, LIFE):
+            rows.append(answer or {"item": item, "counts": {"": {"crash": 1}}, "texts": [f"crash: {failure}"]})
+            out.write(json.dumps(rows[-1]) + "\n")
+            out.flush()
+            print(item, *rows[-1]["texts"], sep="\n  ", flush=True)
+            if time.monotonic() > until_s:
+                break
+    print(table(rows, list(judge.verdicts)))
+    return int(any({"wrong", "crash"} & set(counts) for row in rows for counts in row["counts"].values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
