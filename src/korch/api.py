@@ -25,6 +25,7 @@ from korch.host.optimize import optimize_with_host, several_with_host
 from korch.options import Options, default_threads, unknown_option
 from korch.pipeline import Progress, Watch, optimize_model, untold
 from korch.pipeline.assumed import assumed, assumed_text, fixed
+from korch.pipeline.background import BackgroundExecutable, has_background
 from korch.pipeline.ranges import optimize_ranges
 from korch.pipeline.source import onnx_source
 from korch.ranges.binding import Bound, is_open, static
@@ -60,6 +61,7 @@ def optimize(
     shapes: Shapes | Sequence[Shapes] | None = None,
     strict: bool = False,
     progress: Progress | bool | None = None,
+    background: bool = False,
     **options: Any,
 ) -> Runnable: ...
 
@@ -76,6 +78,7 @@ def optimize(
     superopt: float | None = None,
     strict: bool = False,
     progress: Progress | bool | None = None,
+    background: bool = False,
     **options: Any,
 ) -> ModuleExecutable: ...
 
@@ -92,6 +95,7 @@ def optimize(
     shapes: Shapes | Sequence[Shapes] | None = None,
     strict: bool = False,
     progress: Progress | bool | None = None,
+    background: bool = False,
     **options: Any,
 ) -> Runnable | ModuleExecutable:
     """Optimize a model for this machine.
@@ -112,6 +116,9 @@ def optimize(
         strict: use only rewrites and algorithms that keep the order of operations, except within reductions.
         progress: whether to show the current step, the best plan so far and the remaining time on stderr, or a function
             that is called with each `korch.pipeline.Update`. By default they are shown on a terminal and in a notebook.
+        background: return with a first plan, chosen by estimates, and search in a thread, for `budget` seconds;
+            the plan that it finds replaces the first one between two calls. `wait()` waits for it. On CPUs only; until
+            then, the model or the weights of the module must not be changed.
         **options: further fields of `korch.options.Options`.
 
     Returns:
@@ -131,7 +138,8 @@ def optimize(
         **options,
     )
     with shown(progress, budget) as tell:
-        return _optimized(model, (example_inputs, example_kwargs), record, shapes, tell)
+        is_served = background and has_background(record)
+        return _optimized(model, (example_inputs, example_kwargs), record, shapes, tell, is_served=is_served)
 
 
 def _optimized(
@@ -140,12 +148,22 @@ def _optimized(
     options: Options,
     shapes: Shapes | Sequence[Shapes] | None,
     progress: Progress,
+    *,
+    is_served: bool,
 ) -> Runnable | ModuleExecutable:
-    """Optimize a model of either kind; `examples` are the arguments and the keyword arguments of a module."""
+    """Optimize a model of either kind.
+
+    `examples`: the arguments and the keyword arguments of a module. `is_served`: return a first plan, and search on.
+    """
     if not _is_torch_model(model):
         _check_onnx(model, has_examples=examples[0] is not None or bool(examples[1]))
         source = Path(model) if isinstance(model, os.PathLike) else model
-        return build(source, options, _bindings(shapes), progress)
+        bindings = _bindings(shapes)
+        if not is_served:
+            return build(source, options, bindings, progress)
+        return BackgroundExecutable(
+            lambda own, tell, deadline: build(source, own, bindings, tell, deadline), options, progress
+        )
     if shapes:
         raise OptionError("a module takes its shapes from the example inputs", where="option shapes")
     if len(options.isas) > 1:
@@ -154,7 +172,7 @@ def _optimized(
 
     if options.is_cuda and options.measure:
         require_device(options.target)
-    return optimize_module(model, *examples, options, progress)
+    return optimize_module(model, *examples, options, progress, is_served=is_served)
 
 
 def _refuse_unknown(options: Mapping[str, Any]) -> None:

@@ -4,7 +4,8 @@
 
 PyTorch cuts a program into graphs and guards them. A graph is optimized at its first call: for all
 sizes of its symbolic dimensions if it has any, else for the shapes of that call. Other shapes get
-plans of their own. Parameters and buffers are constants of a plan: each call checks that they are
+plans of their own. The first plan is chosen by estimates; the search goes on in a thread, and its plan is swapped in
+between two calls. Parameters and buffers are constants of a plan: each call checks that they are
 still the same tensors with the same contents.
 
 A graph runs in PyTorch if Korch can't run it, or can't reproduce its effects: gradients, random
@@ -22,6 +23,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,8 +35,9 @@ from korch.errors import KorchError, OptionError
 from korch.frontend.torch import export_call
 from korch.frontend.torch.graph import BoundGraph, FreeGraph, free_graph, inputs_of, like, shapes_of
 from korch.options import Options, unknown_option
+from korch.pipeline.background import Make, has_background
 from korch.pytorch.least import announce_call
-from korch.pytorch.module import ModuleExecutable, build_module, build_ranged
+from korch.pytorch.module import ModuleExecutable, build_module, build_ranged, served
 from korch.report.progress import Progress, shown
 from korch.system.deadline import Deadline
 
@@ -76,7 +79,7 @@ def korch(
     Args:
         graph: a torch.fx.GraphModule.
         example_inputs: its inputs, as PyTorch traced them.
-        options: `budget` in seconds, `max_shapes`, `max_size`, and the fields of `korch.options.Options`.
+        options: `budget` in seconds, `max_shapes`, `max_size`, `background`, and the fields of `korch.options.Options`.
         mode: a preset of PyTorch's; Korch has none, so only None and "default" are allowed.
 
     Returns:
@@ -93,8 +96,8 @@ def korch(
     if record.budget_s is None:
         record = replace(record, budget_s=DEFAULT_BUDGET_S)
         _warn_once(
-            f"each graph is searched for {DEFAULT_BUDGET_S:g} s; torch.compile(..., options={{'budget': SECONDS}}) "
-            "gives another budget",
+            f"each graph is searched for {DEFAULT_BUDGET_S:g} s, while its first plan is in use; torch.compile(..., "
+            "options={'budget': SECONDS, 'background': False}) gives another budget, and waits for the search",
             logger.warning,
         )
     _fix_floats(graph)
@@ -111,10 +114,12 @@ class Limits:
     Attributes:
         shapes: the most plans that are each for one set of shapes.
         size: the largest size assumed for a symbolic dimension without an upper bound.
+        background: whether a first plan is used at once, and searched for a better one in a thread.
     """
 
     shapes: int = DEFAULT_MAX_SHAPES
     size: int = DEFAULT_MAX_SIZE
+    background: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +155,7 @@ class CompiledGraph:
         """Prepare a graph; nothing is optimized before it is called."""
         self.reason = ""
         self._graph, self._options, self._limits = graph, options, limits
+        self._is_served = limits.background and has_background(options)
         self._static = [STATIC in (node.meta.get("tensor_dict") or {}) for node in inputs_of(graph)]
         self._plans: dict[Any, _Plan | None] = {}
         self._ranges: list[_Plan] = []
@@ -211,6 +217,12 @@ class CompiledGraph:
                 self._plans[key] = self._for_shapes(args, progress, deadline)
         self._spent_s += time.monotonic() - begun_s
 
+    def _made(self, make: Make[ModuleExecutable], progress: Progress, deadline: Deadline) -> ModuleExecutable:
+        """Return a plan; with a search in the background, a first one."""
+        if self._is_served:
+            return served(make, self._options, progress)
+        return make(self._options, progress, deadline)
+
     def _weights(self, args: Sequence[Any]) -> dict[int, Any]:
         return {i: arg for i, (arg, static) in enumerate(zip(args, self._static, strict=True)) if static}
 
@@ -224,8 +236,9 @@ class CompiledGraph:
             if free is None:
                 return None
             module = free.module
-            announce_call(module.module, module.args, module.kwargs, module.dimensions, self._options, deadline)
-            return _Plan(build_ranged(free.module, self._options, progress, deadline), _noted(weights), free)
+            if not self._is_served:
+                announce_call(module.module, module.args, module.kwargs, module.dimensions, self._options, deadline)
+            return _Plan(self._made(partial(build_ranged, module), progress, deadline), _noted(weights), free)
         except OptionError:
             raise
         except KorchError as error:
@@ -253,9 +266,10 @@ class CompiledGraph:
             with torch.inference_mode(False), torch.no_grad():
                 example = [like(a) for a, s in zip(args, self._static, strict=True) if not s]
                 bound = BoundGraph(self._graph, weights, {}, {})
-                announce_call(bound, example, {}, (), self._options, deadline)
+                if not self._is_served:
+                    announce_call(bound, example, {}, (), self._options, deadline)
                 exported = export_call(bound, example, {}, "graph")
-            return _Plan(build_module(exported, self._options, progress, deadline), _noted(weights))
+            return _Plan(self._made(partial(build_module, exported), progress, deadline), _noted(weights))
         except OptionError:
             raise
         except KorchError as error:
@@ -306,12 +320,14 @@ def _options(options: Mapping[str, Any]) -> tuple[Options, Limits]:
     limits = Limits(
         _positive("max_shapes", given.pop("max_shapes", DEFAULT_MAX_SHAPES), "number of shapes"),
         _positive("max_size", given.pop("max_size", DEFAULT_MAX_SIZE), "size"),
+        bool(given.pop("background", True)),
     )
     for name in {"budget", "superopt"} & given.keys():
         given[f"{name}_s"] = given.pop(name)
     known = [field.name for field in fields(Options)]
     if unknown := [name for name in given if name not in known]:
-        raise unknown_option(unknown[0], ["budget", "superopt", "max_shapes", "max_size", *known], "torch.compile")
+        own = ["budget", "superopt", "max_shapes", "max_size", "background"]
+        raise unknown_option(unknown[0], [*own, *known], "torch.compile")
     return Options(**given), limits
 
 

@@ -159,6 +159,7 @@ def _complete(
 ) -> Report:
     """Return the report of a search, completed with the results of the chosen plan."""
     won, plan = validation.won.entry, validation.winner.plan
+    seconds = time.monotonic() - run.started_s
     return replace(
         validation.described(report),
         disturbed=_disturbance(validation, meter),
@@ -173,7 +174,8 @@ def _complete(
         precision=_precision(split.precision, validation),
         flop=sum(step.work_flop for step in plan.steps),
         arena_bytes=plan.arena_bytes,
-        seconds=time.monotonic() - run.started_s,
+        stages_s={**run.stage_seconds, "build": seconds - sum(run.stage_seconds.values())},
+        seconds=seconds,
     )
 
 

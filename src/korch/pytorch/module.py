@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -23,6 +25,7 @@ from korch.host.executable import HostedExecutable
 from korch.host.optimize import optimize_with_host
 from korch.options import Options
 from korch.pipeline import Progress, optimize_model, untold
+from korch.pipeline.background import BackgroundSearch, Make, first_plan, is_faster
 from korch.pipeline.ranges import optimize_ranges
 from korch.pipeline.source import Source
 from korch.primitive.op import Array
@@ -48,6 +51,7 @@ class ModuleExecutable:
             `HostedExecutable`, which has no single plan, if a part runs in ONNX Runtime, and a
             `RangedExecutable` for an ExportedProgram with dynamic dimensions.
         trees: how the arguments and the result of a call are nested.
+        background: the search for a better plan, which will replace `flat` between two calls; None without one.
     """
 
     def __init__(self, flat: Executable | HostedExecutable | RangedExecutable, trees: Trees) -> None:
@@ -59,6 +63,7 @@ class ModuleExecutable:
         """
         self.flat = cast(Executable, flat)  # the other classes have the same members except plan, sources and time
         self.trees = trees
+        self.background: BackgroundSearch | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module.
@@ -75,15 +80,19 @@ class ModuleExecutable:
                 type or is on another device.
             ProviderError: a kernel failed.
         """
-        tensors = self.trees.arguments.flatten(args, kwargs)
-        if isinstance(self.flat, CudaExecutable):  # it takes and returns tensors directly
-            return self.trees.results.nest(list(self.flat(*tensors)))
-        results = run_tensors(self.flat, tensors)
+        tensors, flat = self.trees.arguments.flatten(args, kwargs), self.flat
+        if isinstance(flat, CudaExecutable):  # it takes and returns tensors directly
+            return self.trees.results.nest(list(flat(*tensors)))
+        results = run_tensors(flat, tensors)
         if tensors and all(isinstance(t, np.ndarray) for t in tensors):
             return self.trees.results.nest(results)
-        if not isinstance(self.flat, Executable):
+        if not isinstance(flat, Executable):
             results = tuple(map(np.array, results))  # a result may be a constant of the executable
         return self.trees.results.nest(list(map(as_tensor, results)))
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until the search in the background has ended, at most some seconds; return whether it has."""
+        return self.background is None or self.background.wait(seconds)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.flat!r}>"
@@ -131,7 +140,9 @@ def optimize_module(
     example_inputs: Any,
     example_kwargs: Mapping[str, Any] | None,
     options: Options,
-    progress: Progress | None = None,
+    progress: Progress = untold,
+    *,
+    is_served: bool = False,
 ) -> ModuleExecutable:
     """Export and optimize a module.
 
@@ -143,6 +154,7 @@ def optimize_module(
         example_kwargs: further keyword arguments.
         options: how to optimize.
         progress: called in each stage.
+        is_served: return a first plan, and search a better one in the background.
 
     Raises:
         KorchError: the module can't be exported or optimized.
@@ -153,12 +165,34 @@ def optimize_module(
     free = FreeModule.of(module) if args is None and not both and not options.is_cuda else None
     if free is None:
         called, given, named = example_call(module, args, both)
-        announce_call(called, given, named, (), options, deadline)
-        return build_module(export_call(called, given, named, type(module).__name__), options, progress, deadline)
-    announce_call(free.module, free.args, free.kwargs, free.dimensions, options, deadline)
+        if not is_served:
+            announce_call(called, given, named, (), options, deadline)
+        make = partial(build_module, export_call(called, given, named, type(module).__name__))
+        return served(make, options, progress) if is_served else make(options, progress, deadline)
+    if not is_served:
+        announce_call(free.module, free.args, free.kwargs, free.dimensions, options, deadline)
     if any(isinstance(leaf, torch.SymInt) for leaf in free.exported.trees.results.leaves):
         raise UnsupportedError("it returns a number that is computed from sizes", "module")
-    return build_ranged(free, options, progress, deadline)
+    make = partial(build_ranged, free)
+    return served(make, options, progress) if is_served else make(options, progress, deadline)
+
+
+def served(make: Make[ModuleExecutable], options: Options, progress: Progress) -> ModuleExecutable:
+    """Return a first plan, which is replaced when the search in the background has found a better one.
+
+    Raises:
+        KorchError: the module can't be optimized.
+    """
+    first = first_plan(make, options, progress)
+    own = weakref.ref(first)
+
+    def search(tell: Progress, deadline: Deadline) -> None:
+        found = make(options, tell, deadline)
+        if (module := own()) is not None and is_faster(found.flat, module.flat):
+            module.flat = found.flat
+
+    first.background = BackgroundSearch(first, search, options.budget_s)
+    return first
 
 
 def build_ranged(
