@@ -10,6 +10,7 @@ import numpy as np
 
 from korch.candidate.candidate import Candidate, Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last, layout_choices
+from korch.costs.calibrated import ScoreTail
 from korch.measure.meter import SPREAD
 from korch.measure.record import Failed, Measured
 from korch.primitive import reference
@@ -106,6 +107,9 @@ class FakeMeter:
 
     def guess_ns(self, candidate: Candidate) -> int:
         return self.true_ns(candidate) * 7 // 8
+
+    def tails(self) -> Mapping[str, ScoreTail]:
+        return {}
 
     def predict(self, candidates: Sequence[Candidate]) -> list[tuple[int, float]]:
         return [(self.guess_ns(candidate), SPREAD) for candidate in candidates]

@@ -14,6 +14,7 @@ from korch.binary_program.problem import Status
 from korch.binary_program.solve import solve
 from korch.candidate.candidate import Candidate
 from korch.candidate.enumerate import enumerate_groups
+from korch.costs.calibrated import ScoreTail
 from korch.errors import InfeasibleError, UnprovidedError
 from korch.limits import SearchLimits
 from korch.measure.meter import SPREAD
@@ -26,6 +27,7 @@ from korch.search.instance import Answers, Instance, collect_candidates
 from korch.search.ledger import Ledger
 from korch.search.loop import Search
 from korch.search.measure import confirm
+from korch.search.price import calibrated
 from korch.search.propose import of_each_kind
 from korch.search.recall import Solved, keep_solved, recall_solved
 from korch.system.deadline import Deadline
@@ -55,6 +57,9 @@ class ScriptedMeter:
 
     def predict(self, candidates: Sequence[Candidate]) -> list[tuple[int, float]]:
         return [(2 * self.bounds[candidate.key], SPREAD) for candidate in candidates]
+
+    def tails(self) -> dict[str, ScoreTail]:
+        return {}
 
     def known(self, candidate: Candidate) -> Measured | Failed | None:
         return None
@@ -114,6 +119,60 @@ def test_the_bound_never_passes_the_true_optimum() -> None:
     assert max(bounds) <= (found.certificate.objective_ns or 0)
     incumbents = [entry.incumbent_ns for entry in found.rounds if entry.incumbent_ns is not None]
     assert incumbents == sorted(incumbents, reverse=True)
+
+
+class Predicted(ScriptedMeter):
+    """Hard bounds are far below the times, and predictions are at most `above` spreads above them."""
+
+    above = 0.5
+
+    def __init__(self, candidates: Sequence[Candidate], seed: int, broken: int = 0) -> None:
+        super().__init__(candidates, seed, broken)
+        rng = random.Random(seed)
+        self.bounds = {key: max(1, time_ns // 50) for key, time_ns in self.true.items()}
+        self.guesses = {key: time_ns * np.exp(rng.uniform(-2, self.above) * 0.1) for key, time_ns in self.true.items()}
+
+    def predict(self, candidates: Sequence[Candidate]) -> list[tuple[int, float]]:
+        return [(int(self.guesses[candidate.key]), 0.1) for candidate in candidates]
+
+    def tails(self) -> dict[str, ScoreTail]:
+        return {"generated": ScoreTail(10_000, (0.5,) * 41)}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_few_measurements_reach_a_calibrated_bound_that_no_plan_is_below(seed: int) -> None:
+    graph, candidates = instance(seed)
+    meter = Predicted(candidates, seed)
+    search = Search(Instance(graph, candidates), Ledger(meter), replace(EXACT, search=SearchLimits()))
+    search.estimate()
+    search.approach()
+    likely_ns, best = search.calibrated_ns(), search.best
+    whole = Instance(graph, candidates).problem(lambda c: (meter.true[c.key], True))
+    optimum_ns = solve(whole, seconds=20.0).certificate.objective_ns or 0
+    assert best is not None and likely_ns is not None
+    assert 0.97 * best.cost_ns <= likely_ns <= optimum_ns <= best.cost_ns
+    assert search.end().certificate.bound_ns < likely_ns  # the hard bound needs more
+
+
+def test_kernels_that_are_faster_than_their_calibrated_bounds_lower_those_of_others() -> None:
+    candidates = instance(2)[1]
+    meter = Predicted(candidates, 2)
+    ledger = Ledger(meter)
+    before = calibrated(ledger, candidates)
+    faster, others = candidates[0], [c for c in candidates if c.key != candidates[0].key]
+    meter.true[faster.key] //= 100  # of 10,001 kernels 20 may be as fast as that, so it changes nothing
+    ledger.measure([faster])
+    after = calibrated(ledger, candidates)
+    assert before is not None and after is not None
+    own = {c.key: costs for c, *costs in zip(candidates, before.costs_ns, after.costs_ns, strict=True)}
+    assert all(own[c.key][0] == own[c.key][1] for c in others)
+    meter.tails = lambda: {"generated": ScoreTail(600, (0.6, 0.5))}  # type: ignore[method-assign]
+    fewer = Ledger(meter)
+    fewer.measure([faster])
+    lower = calibrated(fewer, candidates)
+    assert lower is not None
+    assert all(low <= high for low, high in zip(lower.costs_ns, before.costs_ns, strict=True))
+    assert calibrated(Ledger(ScriptedMeter(candidates, 2)), candidates) is None
 
 
 def test_a_time_below_its_bound_corrects_the_bounds() -> None:

@@ -16,6 +16,7 @@ from benchmarks.models.transformer_block import build_transformer_block
 from korch.binary_program.problem import Status
 from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
+from korch.costs.calibrated import ScoreTail
 from korch.equivalence.saturate import saturate
 from korch.errors import OptionError
 from korch.fission import fission
@@ -127,6 +128,28 @@ def check_plans(graph: PrimitiveGraph, joined: Joined, outcome: Outcome, seed: i
         actual = run_steps(whole, steps, inputs)
         for name, array in expected.items():
             np.testing.assert_allclose(actual[name], array, rtol=1e-4, atol=1e-5)
+
+
+class Calibrated(FakeMeter):
+    """Hard bounds are low, and no kernel is faster than its prediction."""
+
+    def bound_ns(self, candidate: Candidate) -> int:
+        return self.true_ns(candidate) // 20
+
+    def tails(self) -> dict[str, ScoreTail]:
+        return dict.fromkeys(("generated", "linear"), ScoreTail(10_000, (0.0,) * 41))
+
+
+def test_segments_have_a_calibrated_bound_far_above_the_hard_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("BLOCK_MEASUREMENTS", "INTERFACE_MEASUREMENTS", "REFINE_MEASUREMENTS"):
+        monkeypatch.setattr(block_search, name, 5)
+    monkeypatch.setattr("korch.segments.explore.INTERFACES", 0)
+    for seed in range(4):
+        graph = random_graph(np.random.default_rng(seed), primitives=24, linear=True)
+        found = search(graph, 12, Calibrated())[3].found.certificate
+        assert found.objective_ns and found.calibrated_ns
+        assert 1.2 * found.bound_ns < found.calibrated_ns <= found.objective_ns
+        assert search(graph, 5, FakeMeter())[3].found.certificate.calibrated_ns is None
 
 
 def test_plans_of_random_graphs_compute_what_the_graphs_do() -> None:

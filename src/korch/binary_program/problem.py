@@ -180,6 +180,8 @@ class Certificate:
         measured: how many of them have measured costs.
         is_measured: whether all chosen kernels have measured costs.
         seconds: how long the search took.
+        calibrated_ns: a lower bound of all plans' costs if no unmeasured candidate undercuts its calibrated bound; None
+            if that is not known.
     """
 
     status: Status
@@ -189,6 +191,7 @@ class Certificate:
     measured: int
     is_measured: bool
     seconds: float = field(default=0.0, compare=False)
+    calibrated_ns: int | None = None
 
     @staticmethod
     def of(
@@ -214,6 +217,14 @@ class Certificate:
             raise InvalidGraphError(
                 f"a certificate says {self.status.value} with objective {objective_ns} ns and bound {self.bound_ns} ns"
             )
+
+    @property
+    def calibrated_gap(self) -> float | None:
+        """The gap to the calibrated bound, or to the hard one if that is higher; None if it is not known."""
+        if self.calibrated_ns is None or self.objective_ns is None:
+            return None
+        least_ns = max(self.calibrated_ns, self.bound_ns)
+        return max(0.0, (self.objective_ns - least_ns) / (self.objective_ns or 1))
 
     @property
     def gap(self) -> float | None:

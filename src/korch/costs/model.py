@@ -9,15 +9,17 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
+from korch.costs.calibrated import ScoreTail
 from korch.costs.features import Features
 from korch.primitive.op import Array
+from korch.records import read_record
 
 FOLDER = Path(__file__).parent
 
@@ -104,12 +106,14 @@ class CostModel:
         names: the features that it reads, in the order of columns.
         time: predicts log2(time / guess).
         spread: predicts the size of that prediction's error, in the same unit.
+        tails: by kind of kernel, the scores of kernels of models that it was not trained on (`calibrated.py`).
         about: where its records come from, and its error on models that it was not trained on.
     """
 
     names: tuple[str, ...]
     time: RegressionTrees
     spread: RegressionTrees
+    tails: Mapping[str, ScoreTail]
     about: str
 
     @staticmethod
@@ -133,16 +137,22 @@ class CostModel:
         """
         table = self.table_of(self.names, rows)
         times_ns = np.asarray(guesses_ns) * np.exp2(self.time.predict(table))
-        spreads = np.maximum(LEAST_SPREAD, LN_2 / MEAN_SIZE * self.spread.predict(table))
-        return list(zip(map(int, times_ns), map(float, spreads.round(3)), strict=True))
+        spreads = spreads_of(self.spread.predict(table))
+        return list(zip(map(int, times_ns), map(float, spreads), strict=True))
 
     @staticmethod
     def from_bytes(data: bytes) -> CostModel:
         """Return the model of a file."""
         read = json.loads(gzip.decompress(data))
-        return CostModel(
-            tuple(read["names"]), RegressionTrees.of(read["time"]), RegressionTrees.of(read["spread"]), read["about"]
-        )
+        time, spread = (RegressionTrees.of(read[name]) for name in ("time", "spread"))
+        tails = {kind: read_record(ScoreTail, tail, "tail") for kind, tail in read.get("tails", {}).items()}
+        return CostModel(tuple(read["names"]), time, spread, tails, read["about"])
+
+
+def spreads_of(sizes: Array) -> Array:
+    """Return the standard deviations of the logarithms of times, for predicted sizes of the errors of log2(time)."""
+    found: Array = np.maximum(LEAST_SPREAD, LN_2 / MEAN_SIZE * sizes).round(3)
+    return found
 
 
 @cache

@@ -14,6 +14,7 @@ import numpy as np
 
 from korch.candidate.candidate import Candidate, Refusal
 from korch.costs.analysis import analyse, work_of
+from korch.costs.calibrated import ScoreTail
 from korch.costs.features import features
 from korch.costs.model import model_for
 from korch.costs.operations import gathered_indices
@@ -135,6 +136,10 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             return [(analysis.guess_ns, SPREAD) for analysis in analyses]
         rows = [features(c, analysis, self.target) for c, analysis in zip(candidates, analyses, strict=True)]
         return self.model.predict(rows, [analysis.guess_ns for analysis in analyses])
+
+    def tails(self) -> Mapping[str, ScoreTail]:
+        """Return the scores of the learned model's predictions, by provider; empty without a model."""
+        return {} if self.model is None else self.model.tails
 
     def correct(self, candidate: Candidate, record: Record) -> None:
         """Raise the calibrated rates until the bound holds for a measured candidate."""

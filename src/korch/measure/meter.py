@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from korch.candidate.candidate import Candidate, Refusal
+from korch.costs.calibrated import ScoreTail
 from korch.costs.rates import Rates
 from korch.measure.database import Database
 from korch.measure.pace import Pace
@@ -109,6 +110,10 @@ class CandidateMeter(ABC, Generic[T, K]):
     def predict(self, candidates: Sequence[Candidate]) -> list[tuple[int, float]]:
         """Return the approximate time of each candidate in nanoseconds, and the usual error of its logarithm."""
         return [(GUESS * self.bound_ns(candidate), SPREAD) for candidate in candidates]
+
+    def tails(self) -> Mapping[str, ScoreTail]:
+        """Return the scores of predictions by provider, from which calibrated bounds follow; empty without records."""
+        return {}
 
     @abstractmethod
     def correct(self, candidate: Candidate, record: Record) -> None:

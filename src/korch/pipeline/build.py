@@ -213,6 +213,8 @@ def search_report(run: Run, results: StageResults) -> Report:
         predicted_ms=(certificate.objective_ns or 0) / 1e6,
         lower_bound_ms=certificate.bound_ns / 1e6,
         gap=certificate.gap,
+        calibrated_gap=certificate.calibrated_gap,
+        calibrated_ms=None if certificate.calibrated_ns is None else certificate.calibrated_ns / 1e6,
         primitives=len(split.primitives),
         given_flop=split.total_flop,
         alternatives=partition.rules.alternatives,
@@ -265,6 +267,7 @@ def _measured_report(run: Run, results: StageResults) -> Report:
     return replace(
         report,
         gap=None if untimed else report.gap,
+        calibrated_gap=None if untimed else report.calibrated_gap,
         untimed=untimed,
         rivals=rivals_of(chosen, (c for task in tasks for c in task.candidates), ledger),
     )

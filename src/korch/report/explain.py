@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from korch.costs.calibrated import LEVEL
 from korch.equivalence.rule import rule_of
 from korch.primitive.dispute import Dispute
 from korch.report.costs import cost_lines, size_lines
@@ -58,6 +59,7 @@ def summary(name: str, report: Report) -> str:
     ]
     if report.rejected:
         lines.append(f"rejected: {report.rejected}; searched again with --strict")
+    lines += bound_sentences(report)
     if report.partition is not None:
         lines.append(
             f"segments: {report.partition.segments}, {report.partition.different} of them different; the "
@@ -102,6 +104,22 @@ def _found(report: Report) -> str:
         return f"chosen by estimates, as no time was left to measure {report.untimed} of the plan's kernels; {bound}"
     total = milliseconds(report.predicted_ms)
     return f"{report.status}, sum of the kernels {total}, {bound}, gap {100 * (report.gap or 0.0):.1f} %"
+
+
+def bound_sentences(report: Report) -> list[str]:
+    """Return a sentence for each bound of the sum of the kernels' times: by the hardware, and calibrated."""
+    if report.gap is None:
+        return []
+    lines = [
+        f"hard bound: another choice of kernels can save at most {100 * report.gap:.1f} % of that sum: none moves "
+        "bytes or computes faster than this machine does"
+    ]
+    if report.calibrated_gap is not None:
+        lines.append(
+            f"calibrated bound: it can save at most {100 * report.calibrated_gap:.1f} % if no kernel that is not timed "
+            f"is faster, compared with its prediction, than {1000 * LEVEL:.0f} of 1,000 that were timed before"
+        )
+    return lines
 
 
 def warnings(report: Report) -> list[str]:
@@ -187,12 +205,20 @@ def _stages(report: Report) -> list[str]:
         lines.append(f"  {stage:16}{spent_s:>8.1f} s{100 * spent_s / whole_s:>5.0f} %{idle:>7} idle")
         if stage == "orchestrate":
             lines += (f"    {kind:14}{s:>8.1f} s{100 * s / whole_s:>5.0f} %" for kind, s in report.search_s.items())
-    if report.more is not None and report.stopped_by_budget:
+    if (more := _more(report)) is not None and report.stopped_by_budget:
         lines.append(
-            f"a longer search is expected to make the sum of the kernels {100 * report.more:.1f} % shorter, "
+            f"a longer search is expected to make the sum of the kernels {100 * more:.1f} % shorter, "
             "by estimates of kernels that were not measured"
         )
     return lines
+
+
+def _more(report: Report) -> float | None:
+    """Return the share of the sum of the kernels' times that a longer search is expected to save; None if not known."""
+    last = report.rounds[-1] if report.rounds else None
+    if last is None or last.expected_ns is None or not last.incumbent_ns:
+        return None
+    return max(0.0, 1 - last.expected_ns / last.incumbent_ns)
 
 
 def waiting_lines(plan: PlanRecord) -> list[str]:

@@ -171,6 +171,7 @@ def _facts(plan: PlanRecord, report: Report) -> list[tuple[str, list[tuple[str, 
             ("expected from the kernels' samples", milliseconds(report.expected_ms)),
             ("sum of the kernels' times", milliseconds(report.predicted_ms)),
             ("lower bound of that sum", milliseconds(report.lower_bound_ms)),
+            ("calibrated lower bound of that sum", milliseconds(report.calibrated_ms)),
             ("an empty kernel", f"{rates.launch_ns:,.0f} ns" if rates.launch_ns else ""),
             ("an empty parallel region", f"{rates.region_ns:,.0f} ns" if rates.region_ns else ""),
         ]
@@ -178,7 +179,11 @@ def _facts(plan: PlanRecord, report: Report) -> list[tuple[str, list[tuple[str, 
             ("candidate kernels", f"{report.candidates:,}"),
             ("measured", f"{report.measured_candidates:,}"),
             ("do not run", f"{report.failed_candidates:,}" if report.failed_candidates else ""),
-            ("gap", "" if report.gap is None else f"{100 * report.gap:.1f} %"),
+            ("gap to the hard bound", "" if report.gap is None else f"{100 * report.gap:.1f} %"),
+            (
+                "gap to the calibrated bound",
+                "" if report.calibrated_gap is None else f"{100 * report.calibrated_gap:.1f} %",
+            ),
             ("time to optimize", f"{report.seconds:.1f} s"),
         ]
         work = [

@@ -24,10 +24,12 @@ from korch.binary_program.problem import Certificate, Plan, Status
 from korch.binary_program.solve import Solver
 from korch.binary_program.verify import verify_plan
 from korch.candidate.candidate import Candidate
+from korch.costs.calibrated import ScoreTail
 from korch.errors import InfeasibleError, OptionError, ReplayError
 from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.measure.meter import NEVER, AnyMeter
 from korch.measure.record import Failed, Measured, Record, from_text, to_text
+from korch.records import plain, read_record
 from korch.search.estimate import Experience
 from korch.system.deadline import Deadline
 from korch.system.files import open_file
@@ -90,6 +92,7 @@ class Ledger:
         self.spent_s: dict[str, float] = {}
         self._bounds_ns: dict[str, int] = {}
         self._predictions: dict[str, tuple[int, float]] = {}
+        self._tails: Mapping[str, ScoreTail] | None = None
         self._looked_up: set[str] = set()
         self._replay = None if replay is None else _entries(replay)
         self._write_to = write_to
@@ -157,6 +160,13 @@ class Ledger:
     def spreads(self, candidates: Sequence[Candidate]) -> list[float]:
         """Return the usual errors of the logarithms of `guesses_ns`."""
         return [spread for _, spread in self._predicted(candidates)]
+
+    def tails(self) -> Mapping[str, ScoreTail]:
+        """Return the scores of predictions for kernels of other models, by provider."""
+        if self._tails is None:
+            found = self.answer("tails", (), lambda: {kind: plain(tail) for kind, tail in self.meter.tails().items()})
+            self._tails = {kind: read_record(ScoreTail, tail, "tail") for kind, tail in found.items()}
+        return self._tails
 
     def _predicted(self, candidates: Sequence[Candidate]) -> list[tuple[int, float]]:
         return self._facts("guesses", self._predictions, candidates, self.meter.predict)

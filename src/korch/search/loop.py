@@ -23,7 +23,7 @@ from korch.options import Options
 from korch.search.instance import Instance
 from korch.search.ledger import Ledger
 from korch.search.measure import measure_some
-from korch.search.price import Prices, estimates_ns, price
+from korch.search.price import Prices, calibrated, estimates_ns, price
 from korch.search.propose import Exploration, expected_improvements, near_optimal, of_each_kind, unmeasured
 from korch.search.questions import ROUND_GAP, Questions
 from korch.search.result import Orchestration, Round, expected
@@ -36,6 +36,7 @@ LEAST_IMPROVEMENT = 0.0005  # share of a plan's cost that measuring a candidate 
 NOTICEABLE = 0.002  # share of a plan's cost that a round must gain to count for `patience`
 ROUND_SECONDS = 4.0  # time of one solve of a round
 ESTIMATE_GAP = 0.01  # gap at which a solve by estimates ends
+CALIBRATED_GAP = 0.02  # gap to the calibrated bound at which no more candidates are measured for it
 RUNNER_UP = 1.1  # the second plan is validated too if it costs at most this many times the best
 
 logger = logging.getLogger("korch.orchestrate")
@@ -149,6 +150,7 @@ class Search:
         """
         if self.options.measure:
             self.estimate()
+            self.approach()
             return self.prove()
         is_refused = True
         while is_refused:
@@ -185,6 +187,31 @@ class Search:
                 break
         self.combine_measured()
         self._find_any()
+
+    def approach(self) -> None:
+        """Measure candidates that may be in a better plan according to calibrated bounds, until none is much better.
+
+        These bounds are far closer to times than the hard ones are, so that few candidates are left.
+        """
+        while (best := self.best) is not None and self._has_time() and self._room() > 0:
+            prices = calibrated(self.ledger, self.candidates)
+            if prices is None:
+                return
+            plan = self._solve(prices.costs_ns, prices.is_measured, ROUND_SECONDS, ROUND_GAP)
+            unknown = unmeasured(self.ledger, self.candidates, plan.kernels)
+            self.tried[plan.kernels] = None
+            if not unknown or best.is_close(plan.certificate.bound_ns, CALIBRATED_GAP):
+                return
+            self._measure([*unknown, *self._near_optimal(prices)][: self._room()])
+            self._report()
+
+    def calibrated_ns(self) -> int | None:
+        """Return a lower bound of all plans' costs by calibrated bounds of unmeasured candidates; None without them."""
+        prices = calibrated(self.ledger, self.candidates)
+        if prices is None:
+            return None
+        plan = self._solve(prices.costs_ns, prices.is_measured, ROUND_SECONDS, ROUND_GAP)
+        return max(self.bound_ns, plan.certificate.bound_ns)
 
     def prove(self, most_rounds: int | None = None) -> Orchestration:
         """Measure candidates that may be in a better plan according to their bounds.

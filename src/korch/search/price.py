@@ -5,10 +5,12 @@ Pure functions of the ledger's content, except that `estimates_ns` adds new meas
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from korch.candidate.candidate import Candidate
+from korch.costs.calibrated import bound_ns, score
 from korch.measure.record import Failed, Measured
 from korch.search.ledger import Ledger
 
@@ -38,6 +40,30 @@ def price(ledger: Ledger, candidates: Sequence[Candidate]) -> Prices:
         [isinstance(record, Measured) for record in records],
         [k for k, record in enumerate(records) if isinstance(record, Failed)],
     )
+
+
+def calibrated(ledger: Ledger, candidates: Sequence[Candidate]) -> Prices | None:
+    """Return costs of candidates with calibrated bounds, which unmeasured kernels undercut with a known probability.
+
+    Where the hard bound is higher, or there are too few records of a kind, it is the cost. None without records.
+    """
+    tails, prices = ledger.tails(), price(ledger, candidates)
+    if not tails:
+        return None
+    predicted = list(zip(ledger.guesses_ns(candidates), ledger.spreads(candidates), strict=True))
+    own: dict[str, dict[str, float]] = {}
+    for candidate, (guess_ns, spread) in zip(candidates, predicted, strict=True):
+        record = ledger.records.get(candidate.key)
+        if isinstance(record, Measured) and not record.is_disturbed and guess_ns:
+            own.setdefault(candidate.provider, {})[candidate.key] = score(guess_ns, record.time_ns, spread)
+    margins = {kind: tail.margin(tuple(own.get(kind, {}).values())) for kind, tail in tails.items()}
+    costs_ns = [
+        cost_ns if is_measured else max(cost_ns, bound_ns(guess_ns, spread, margins.get(c.provider, math.inf)))
+        for c, (guess_ns, spread), cost_ns, is_measured in zip(
+            candidates, predicted, prices.costs_ns, prices.is_measured, strict=True
+        )
+    ]
+    return Prices(costs_ns, prices.is_measured, prices.failed)
 
 
 def estimates_ns(ledger: Ledger, candidates: Sequence[Candidate]) -> list[int]:

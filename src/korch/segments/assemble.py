@@ -130,6 +130,17 @@ class Assembly:
         least = self.ledger.solve(solver, bounds_ns, seconds=seconds).certificate.bound_ns
         return self._in_order(choices, changes, kernels, objective_ns, min(least, objective_ns))
 
+    def least_ns(self, bounds_ns: Mapping[Key, int]) -> int:
+        """Return a lower bound of the cost of any choice, for lower bounds by block and interface."""
+        choices = self._options(bounds_ns)
+        changes = self._changes(choices)
+
+        def cost_ns(option: _Option) -> int:
+            return bounds_ns[self.block_of[option.segment], option.interface]
+
+        solver, costs = self._solver(choices, changes, cost_ns), self._costs(choices, changes, cost_ns)[0]
+        return self.ledger.solve(solver, costs, seconds=PREFER_SECONDS).certificate.bound_ns
+
     def _solver(
         self, choices: Sequence[_Option], changes: Sequence[Candidate], cost_ns: Callable[[_Option], int]
     ) -> Solver:

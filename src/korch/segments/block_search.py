@@ -145,6 +145,30 @@ class BlockSearch:
         one.found = kept
         self.trace.record_block(0, {0: one.found})
 
+    def calibrate(self, used: Collection[BlockInterface], deadline: Deadline) -> dict[tuple[int, int], int] | None:
+        """Return the calibrated bounds of all interfaces that have a plan; None if there is no time or no record.
+
+        Those of the used interfaces are solved for. A plan for another interface, with changes of layout, is a plan for
+        a used one of the same block.
+        """
+        found: dict[tuple[int, int], int] = {}
+        for one in sorted(used, key=lambda one: one.key):
+            kept_ns = one.result.certificate.calibrated_ns
+            if kept_ns is None:
+                if not self.options.measure or self.ledger.is_over(deadline):
+                    return None
+                kept_ns = self.open(one).calibrated_ns()
+            if kept_ns is None:
+                return None
+            found[one.key] = min(kept_ns, one.objective_ns)
+            one.found = replace(one.result, certificate=replace(one.result.certificate, calibrated_ns=kept_ns))
+        for one in self.planned:
+            if one not in used:
+                changes = [(found[u.key], self._change_ns(one, u)) for u in used if u.key[0] == one.key[0]]
+                bounds_ns = (ns - change_ns for ns, change_ns in changes if change_ns is not None)
+                found[one.key] = max([one.result.certificate.bound_ns, *bounds_ns])
+        return found
+
     def runner_up(self) -> tuple[Candidate, ...]:
         """Return the second-best plan of a model that is one segment, and cache it with the best plan.
 
@@ -338,6 +362,7 @@ class BlockSearch:
         until = limit_s if until_s is None else min(until_s, limit_s)
         search = self._resumed(one, until, measurements or INTERFACE_MEASUREMENTS)
         search.estimate()
+        search.approach()
         found = search.prove(rounds)
         is_budget = (until_s is not None and until_s <= limit_s) or self._is_over()
         found = replace(found, stopped_by_budget=found.stopped_by_budget and is_budget)

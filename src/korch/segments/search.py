@@ -79,6 +79,7 @@ def search_segments(
     search = BlockSearch(tasks, ledger, options, deadline.less(CONFIRM_SHARE), on_round, trace)
     choice = _search(assembly, search, deadline)
     uses = assembly.uses(choice, search.blocks)
+    likely_ns = search.calibrate(uses, deadline)
     made: dict[str, tuple[SegmentChoice, Steps]] = {
         PlanName.SEARCHED: (choice, {one: one.result.steps for one in search.planned})
     }
@@ -87,6 +88,8 @@ def search_segments(
         made[PlanName.SECOND] = (choice, dict.fromkeys(uses, second))
     plans = {name: _steps(assembly, search, *plan) for name, plan in made.items()}
     found = _result(search, choice, plans[PlanName.SEARCHED])
+    if likely_ns is not None and not search.is_whole:
+        found = replace(found, certificate=replace(found.certificate, calibrated_ns=assembly.least_ns(likely_ns)))
     savings = add_savings([(search.savings(one), count) for one, count in uses.items()])
     described = None if partition.is_whole else _describe(partition, search, choice, uses)
     is_recalled = partition.is_whole and all(row.is_recalled for row in trace.searches)
