@@ -27,11 +27,11 @@ def _ints(*values):
 X = _floats(1, 4, 6, 6)
 # operator, inputs (arrays: the first is the model's input, others constants; "" none), attributes
 CASES = [
-    *[(op, [X], {}) for op in ("Abs", "Ceil", "Cos", "Elu", "Erf", "Exp", "Floor", "HardSigmoid")],
-    *[(op, [X], {}) for op in ("HardSwish", "Identity", "LeakyRelu", "Mish", "Neg", "Relu")],
-    *[(op, [X], {}) for op in ("Round", "Sigmoid", "Sign", "Sin", "Softplus", "Softsign", "Tanh")],
+    *[(op, [X], {}) for op in ("Abs", "Ceil", "Cos", "Erf", "Exp", "Floor", "HardSigmoid")],
+    *[(op, [X], {}) for op in ("HardSwish", "Identity", "LeakyRelu", "Neg", "Relu")],
+    *[(op, [X], {}) for op in ("Round", "Sigmoid", "Sign", "Sin", "Softplus", "Tanh")],
     *[(op, [_positive(2, 3)], {}) for op in ("Log", "Reciprocal", "Sqrt")],
-    *[(op, [X, _positive(4, 1, 1)], {}) for op in ("Add", "Sub", "Mul", "Div", "PRelu", "Max")],
+    *[(op, [X, _positive(4, 1, 1)], {}) for op in ("Add", "Sub", "Mul", "Div", "Max")],
     *[(op, [X, _positive(6), _floats(6, 6)], {}) for op in ("Min", "Sum", "Max")],
     ("Pow", [_positive(2, 3), np.array(1.5, np.float32)], {}),
     ("Div", [_ints(-7, 7, 5), _ints(2, -2, 3)], {}),
@@ -47,41 +47,29 @@ CASES = [
     ("Not", [np.array([True, False])], {}),
     *[(op, [np.array([True, False]), np.array([True, True])], {}) for op in ("And", "Or")],
     ("Where", [_floats(3, 3) > 0, _floats(3, 3), np.array(9, np.float32)], {}),
-    ("Dropout", [X], {}),
     ("Conv", [X, _floats(8, 4, 3, 3), _floats(8)], {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
     ("Conv", [X, _floats(8, 2, 3, 3)], {"group": 2, "pads": [0, 1, 2, 1], "dilations": [2, 1]}),
     ("Conv", [_floats(1, 4, 9), _floats(8, 4, 3)], {"pads": [1, 1]}),
-    ("ConvTranspose", [X, _floats(4, 3, 3, 3), _floats(3)], {"strides": [2, 2]}),
-    ("ConvTranspose", [X, _floats(4, 3, 2, 2)], {"pads": [1, 1, 0, 1], "strides": [2, 2]}),
     ("Gemm", [_floats(3, 4), _floats(5, 4), _floats(5)], {"transB": 1, "alpha": 0.5, "beta": 2.0}),
     ("Gemm", [_floats(4, 3), _floats(4, 5)], {"transA": 1}),
     ("MatMul", [_floats(2, 3, 4), _floats(4, 5)], {}),
-    ("Einsum", [_floats(2, 3, 4), _floats(4, 5)], {"equation": "bij,jk->bki"}),
     ("MaxPool", [X], {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}),
     ("MaxPool", [X], {"kernel_shape": [2, 2], "strides": [2, 2], "pads": [0, 0, 1, 1]}),
     ("MaxPool", [X], {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}),
-    ("AveragePool", [X], {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}),
-    ("AveragePool", [X], {"kernel_shape": [3, 3], "pads": [1] * 4, "count_include_pad": 1}),
     ("GlobalAveragePool", [X], {}),
-    ("GlobalMaxPool", [X], {}),
     ("BatchNormalization", [X, _floats(4), _floats(4), _floats(4), _positive(4)], {}),
     ("InstanceNormalization", [X, _floats(4), _floats(4)], {"epsilon": 1e-3}),
-    ("GroupNormalization", [X, _floats(4), _floats(4)], {"num_groups": 2}),
     ("LayerNormalization", [X, _floats(6, 6), _floats(6, 6)], {"axis": -2}),
     ("LayerNormalization", [X, _floats(6)], {}),
     ("Softmax", [X], {"axis": 1}),
-    ("LogSoftmax", [X], {}),
     *[(op, [X, _ints(1, -1)], {}) for op in ("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin")],
-    *[(op, [X, _ints(1, -1)], {"keepdims": 0}) for op in ("ReduceL2", "ReduceProd")],
+    ("ReduceMean", [X, _ints(1, -1)], {"keepdims": 0}),
     ("ReduceMean", [X], {}),
     ("ReduceSum", [X], {"noop_with_empty_axes": 1}),
-    *[(op, [X], {"axis": 2, "keepdims": 0}) for op in ("ArgMax", "ArgMin")],
     ("Reshape", [X, _ints(0, -1, 9)], {}),
     ("Transpose", [X], {"perm": [0, 2, 3, 1]}),
     ("Transpose", [_floats(2, 3)], {}),
     *[("Flatten", [X], {"axis": axis}) for axis in (0, 2, -1)],
-    ("Squeeze", [_floats(1, 3, 1), _ints(0)], {}),
-    ("Squeeze", [_floats(1, 3, 1)], {}),
     ("Unsqueeze", [_floats(3, 2), _ints(0, -1)], {}),
     ("Concat", [X, _floats(1, 2, 6, 6)], {"axis": 1}),
     ("Slice", [X, _ints(1, -3), _ints(3, 2**40), _ints(1, 3)], {}),
@@ -93,10 +81,6 @@ CASES = [
     ("Pad", [X, _ints(0, 1, 0, 2, 0, 0, 0, 1), np.array(3, np.float32)], {}),
     ("Pad", [X, _ints(1, 2), "", _ints(-1)], {}),
     ("Expand", [_floats(3, 1), _ints(2, 1, 4)], {}),
-    ("Tile", [_floats(2, 3), _ints(2, 3)], {}),
-    ("DepthToSpace", [X], {"blocksize": 2}),
-    ("DepthToSpace", [X], {"blocksize": 2, "mode": "CRD"}),
-    ("SpaceToDepth", [X], {"blocksize": 2}),
     (
         "Resize",
         [X, "", np.array([1, 1, 2, 3], np.float32)],
@@ -174,13 +158,10 @@ def test_constants_are_folded_by_the_meaning_of_the_models_opset(tmp_path):
         ("Split", [X], {"axis": 1}, 13, ("a", "b")),
         ("Split", [X], {"axis": 1, "split": [3, 1]}, 11, ("a", "b")),
         ("Softmax", [X], {"axis": 2}, 11, ("y",)),
-        ("LogSoftmax", [X], {}, 11, ("y",)),
         ("ReduceMean", [X], {"axes": [2, 3]}, 13, ("y",)),
-        ("Squeeze", [_floats(1, 3)], {"axes": [0]}, 11, ("y",)),
         ("Unsqueeze", [_floats(3)], {"axes": [0, 2]}, 11, ("y",)),
         ("Clip", [X], {"min": 0.0}, 10, ("y",)),
         ("Slice", [X], {"starts": [1], "ends": [3]}, 9, ("y",)),
-        ("Upsample", [X, np.array([1, 1, 2, 2], np.float32)], {}, 9, ("y",)),
     ],
     ids=_name,
 )
@@ -190,23 +171,13 @@ def test_older_forms_of_operators(case, tmp_path):
 
 
 def test_each_translator_is_tested():
-    tested = {case[0] for case in CASES} | {"Split", "Upsample"}
-    assert tested == set(TRANSLATORS)
+    assert {case[0] for case in CASES} | {"Split"} == set(TRANSLATORS)
 
 
 @pytest.mark.parametrize(
     ("op_type", "inputs", "attributes", "reason"),
     [
         ("Conv", [X, _floats(8, 4, 3, 3)], {"auto_pad": "SAME_UPPER"}, "auto_pad='SAME_UPPER'"),
-        (
-            "ConvTranspose",
-            [X, _floats(4, 3, 3, 3)],
-            {"output_shape": [9, 9], "kernel_shape": [3, 3]},
-            "an output_shape",
-        ),
-        ("ConvTranspose", [X, _floats(4, 3, 3, 3)], {"pads": [0, 0, 1, 1]}, "more padding after than before"),
-        ("AveragePool", [X], {"kernel_shape": [2, 2], "pads": [0, 0, 1, 1]}, r"uneven pads \[0, 0, 1, 1\]"),
-        ("AveragePool", [X], {"kernel_shape": [2, 2], "dilations": [2, 2]}, r"dilations=\[2, 2\]"),
         ("Pad", [X, _ints(0, 0, 1, 1, 0, 0, 1, 1)], {"mode": "wrap"}, "mode='wrap'"),
         ("Resize", [X, "", np.array([1, 1, 2, 2], np.float32)], {"mode": "cubic"}, "mode='cubic'"),
         (
@@ -223,7 +194,6 @@ def test_each_translator_is_tested():
         ),
         ("Resize", [X, "", np.array([1, 2, 2, 2], np.float32)], {}, "a scale of the batch or the channels"),
         ("Resize", [X, "", np.array([1, 1, 2, 2], np.float32)], {"antialias": 1}, "antialias=1"),
-        ("ArgMax", [X], {"select_last_index": 1}, "select_last_index=1"),
     ],
 )
 def test_forms_without_a_translation_are_refused(op_type, inputs, attributes, reason, tmp_path):

@@ -1,4 +1,4 @@
-"""ONNX operators as PyTorch functions, one file per family.
+"""The ONNX operators of the benchmark models as PyTorch functions, one file per family.
 
 The library onnx2torch, which does the same, had its last release in August 2024.
 Importing this package imports PyTorch, so only the PyTorch peers import it, and only in `prepare`.

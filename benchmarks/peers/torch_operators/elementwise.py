@@ -41,11 +41,6 @@ def _leaky_relu(node: OperatorNode) -> TensorFunction:
     return lambda x: functional.leaky_relu(x, slope)
 
 
-def _elu(node: OperatorNode) -> TensorFunction:
-    alpha = node.attributes.number("alpha", 1.0)
-    return lambda x: functional.elu(x, alpha)
-
-
 def _hard_sigmoid(node: OperatorNode) -> TensorFunction:
     alpha, beta = node.attributes.number("alpha", 0.2), node.attributes.number("beta", 0.5)
     return lambda x: torch.clamp(alpha * x + beta, 0.0, 1.0)
@@ -72,26 +67,16 @@ def _cast(node: OperatorNode) -> TensorFunction:
     return lambda x: x.to(dtype)
 
 
-def _prelu(x: Any, slope: Any) -> Any:
-    return torch.where(x < 0, slope * x, x)
-
-
-def _identity(x: Any, *_: Any) -> Any:
-    return x
-
-
 _UNARY: dict[str, TensorFunction] = {
     "Abs": torch.abs,
     "Ceil": torch.ceil,
     "Cos": torch.cos,
-    "Dropout": _identity,
     "Erf": torch.erf,
     "Exp": torch.exp,
     "Floor": torch.floor,
     "HardSwish": functional.hardswish,
-    "Identity": _identity,
+    "Identity": lambda x: x,
     "Log": torch.log,
-    "Mish": functional.mish,
     "Neg": torch.neg,
     "Not": torch.logical_not,
     "Reciprocal": torch.reciprocal,
@@ -101,7 +86,6 @@ _UNARY: dict[str, TensorFunction] = {
     "Sign": torch.sign,
     "Sin": torch.sin,
     "Softplus": functional.softplus,
-    "Softsign": functional.softsign,
     "Sqrt": torch.sqrt,
     "Tanh": torch.tanh,
 }
@@ -115,7 +99,6 @@ _BINARY: dict[str, TensorFunction] = {
     "LessOrEqual": torch.le,
     "Mul": torch.mul,
     "Or": torch.logical_or,
-    "PRelu": _prelu,
     "Pow": torch.pow,
     "Sub": torch.sub,
     "Where": torch.where,
@@ -128,7 +111,6 @@ ELEMENTWISE: dict[str, Translator] = {
     "Cast": _cast,
     "Clip": _clip,
     "Div": _divide,
-    "Elu": _elu,
     "Gelu": _gelu,
     "HardSigmoid": _hard_sigmoid,
     "LeakyRelu": _leaky_relu,

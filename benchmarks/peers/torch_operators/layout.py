@@ -39,11 +39,6 @@ def _flatten(node: OperatorNode) -> TensorFunction:
     return flatten
 
 
-def _squeeze(node: OperatorNode) -> TensorFunction:
-    axes = node.integers(1, "axes")
-    return lambda x: x.squeeze() if axes is None else x.squeeze(tuple(axes))
-
-
 def _unsqueeze(node: OperatorNode) -> TensorFunction:
     axes = node.integers(1, "axes") or []
 
@@ -130,48 +125,15 @@ def _expand(node: OperatorNode) -> TensorFunction:
     return lambda x: x.expand(torch.broadcast_shapes(x.shape, tuple(shape)))
 
 
-def _tile(node: OperatorNode) -> TensorFunction:
-    repeats = node.integers(1) or []
-    return lambda x: x.repeat(repeats)
-
-
-def _depth_to_space(node: OperatorNode) -> TensorFunction:
-    block, mode = node.attributes.integer("blocksize"), node.expect("mode", ("DCR", "CRD"), "DCR")
-
-    def depth_to_space(x: Any) -> Any:
-        n, c, h, w = x.shape
-        if mode == "CRD":
-            return functional.pixel_shuffle(x, block)
-        x = x.reshape(n, block, block, c // block**2, h, w).permute(0, 3, 4, 1, 5, 2)
-        return x.reshape(n, c // block**2, h * block, w * block)
-
-    return depth_to_space
-
-
-def _space_to_depth(node: OperatorNode) -> TensorFunction:
-    block = node.attributes.integer("blocksize")
-
-    def space_to_depth(x: Any) -> Any:
-        n, c, h, w = x.shape
-        x = x.reshape(n, c, h // block, block, w // block, block).permute(0, 3, 5, 1, 2, 4)
-        return x.reshape(n, c * block**2, h // block, w // block)
-
-    return space_to_depth
-
-
 LAYOUT: dict[str, Translator] = {
     "Concat": _concat,
-    "DepthToSpace": _depth_to_space,
     "Expand": _expand,
     "Flatten": _flatten,
     "Gather": _gather,
     "Pad": _pad,
     "Reshape": _reshape,
     "Slice": _slice,
-    "SpaceToDepth": _space_to_depth,
     "Split": _split,
-    "Squeeze": _squeeze,
-    "Tile": _tile,
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
 }

@@ -11,9 +11,7 @@ from torch.nn import functional
 from benchmarks.peers.torch_operators.node import OperatorNode, TensorFunction, Translator
 
 _CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
-_TRANSPOSED = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}
 _MAX_POOLS = {1: functional.max_pool1d, 2: functional.max_pool2d, 3: functional.max_pool3d}
-_AVERAGE_POOLS = {1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functional.avg_pool3d}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +56,6 @@ def _conv(node: OperatorNode) -> TensorFunction:
     return lambda x, weight, bias=None: convolve(functional.pad(x, pads), weight, bias, stride, 0, dilation, group)
 
 
-def _conv_transpose(node: OperatorNode) -> TensorFunction:
-    window, group = _window(node), node.attributes.integer("group", 1)
-    if "output_shape" in node.attributes:
-        raise node.unsupported("an output_shape")
-    # PyTorch's output padding corresponds to less padding after than before.
-    given = node.attributes.integers("output_padding", (0,) * window.rank)
-    extra = [e + b - a for e, b, a in zip(given, window.before, window.after, strict=True)]
-    if min(extra) < 0:
-        raise node.unsupported("more padding after than before")
-    convolve = _TRANSPOSED[window.rank]
-    stride, dilation, before = window.stride, window.dilation, window.before
-    return lambda x, weight, bias=None: convolve(x, weight, bias, stride, before, extra, group, dilation)
-
-
 def _gemm(node: OperatorNode) -> TensorFunction:
     alpha, beta = node.attributes.number("alpha", 1.0), node.attributes.number("beta", 1.0)
     transposes_a, transposes_b = node.attributes.integer("transA", 0), node.attributes.integer("transB", 0)
@@ -84,11 +68,6 @@ def _gemm(node: OperatorNode) -> TensorFunction:
         return torch.addmm(c, a, b, beta=beta, alpha=alpha)
 
     return gemm
-
-
-def _einsum(node: OperatorNode) -> TensorFunction:
-    equation = node.attributes.text("equation")
-    return lambda *tensors: torch.einsum(equation, *tensors)
 
 
 def _max_pool(node: OperatorNode) -> TensorFunction:
@@ -109,35 +88,14 @@ def _max_pool(node: OperatorNode) -> TensorFunction:
     return max_pool
 
 
-def _average_pool(node: OperatorNode) -> TensorFunction:
-    window, kernel = _window(node), list(node.attributes.integers("kernel_shape"))
-    if not window.is_even:
-        raise node.unsupported(f"uneven pads {window.before + window.after}")
-    if max(window.dilation) > 1:
-        raise node.unsupported(f"dilations={window.dilation}")
-    stride, before = window.stride, window.before
-    ceil = bool(node.attributes.integer("ceil_mode", 0))
-    counts = bool(node.attributes.integer("count_include_pad", 0))
-    pool = _AVERAGE_POOLS[window.rank]
-    return lambda x: pool(x, kernel, stride, before, ceil_mode=ceil, count_include_pad=counts)
-
-
 def _global_average_pool(x: Any) -> Any:
     return torch.mean(x, dim=tuple(range(2, x.dim())), keepdim=True)
 
 
-def _global_max_pool(x: Any) -> Any:
-    return torch.amax(x, dim=tuple(range(2, x.dim())), keepdim=True)
-
-
 LINEAR: dict[str, Translator] = {
     "Conv": _conv,
-    "ConvTranspose": _conv_transpose,
-    "Einsum": _einsum,
     "Gemm": _gemm,
     "MatMul": lambda node: torch.matmul,
     "MaxPool": _max_pool,
-    "AveragePool": _average_pool,
     "GlobalAveragePool": lambda node: _global_average_pool,
-    "GlobalMaxPool": lambda node: _global_max_pool,
 }

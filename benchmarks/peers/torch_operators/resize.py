@@ -1,4 +1,4 @@
-"""Resize and Upsample as calls of PyTorch's `interpolate`, for the forms that it supports."""
+"""Resize as a call of PyTorch's `interpolate`, for the forms that it supports."""
 
 from __future__ import annotations
 
@@ -8,14 +8,6 @@ from benchmarks.peers.torch_operators.node import OperatorNode, TensorFunction, 
 
 _LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 _HALF_PIXEL = ("half_pixel", "pytorch_half_pixel")
-
-
-def _upsample(node: OperatorNode) -> TensorFunction:
-    mode = node.expect("mode", ("nearest",), "nearest")
-    scales = node.constant(1)
-    if scales is None:
-        raise node.unsupported("scales as an attribute")
-    return _interpolate(node, mode, [float(s) for s in scales], None)
 
 
 def _resize(node: OperatorNode) -> TensorFunction:
@@ -57,4 +49,4 @@ def _interpolate(
     return lambda x: functional.interpolate(x, size, factors, kind, corners)
 
 
-RESIZE: dict[str, Translator] = {"Resize": _resize, "Upsample": _upsample}
+RESIZE: dict[str, Translator] = {"Resize": _resize}
