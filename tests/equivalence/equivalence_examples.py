@@ -202,23 +202,6 @@ def joined(count: int = 2, m: int = 40, at: int = 1, constant: bool = False) -> 
     return f'graph(%0 "x": f64[{f"{m},4" if at == 1 else f"4,{m}"}]{given}) -> ({outs})\n{lines}'
 
 
-def moments(n: int = 4096, axis: int = 1) -> str:
-    """Return the text of the sum of squared deviations of 2 times n numbers."""
-    out = f"2,{n}".split(",")
-    out[axis] = "1"
-    mean, size = "f64[2,1]", f"f64[2,{n}]"
-    return unary(
-        size,
-        f"{mean} = reduce_sum(%0) {{axes=(1,)}}",
-        f"{mean} = constant {{uniform={n}.0}}",
-        f"{mean} = div(%1, %2)",
-        f"{size} = broadcast(%3) {{shape=(2,{n})}}",
-        f"{size} = sub(%0, %4)",
-        f"{size} = mul(%5, %5)",
-        f"f64[{','.join(out)}] = reduce_sum(%6) {{axes=({axis},)}}",
-    )
-
-
 POOLED = "{kernel=(2,2), strides=(2,2), pads_begin=P, pads_end=(0,0), dilations=(1,1)}"
 
 
@@ -362,8 +345,6 @@ APPLIES: dict[str, tuple[str, ...]] = {
         scaled(scale="1,6", is_turned=True),
     ),
     "computed-siblings-are-one-matmul": (joined(), joined(3, at=0), joined(constant=True)),
-    "squares-are-summed-with-their-mean": (moments(),),
-    "mean-is-summed-with-its-squares": (moments(),),
     "sum-of-linear-is-linear-of-sum": (
         pooled(),
         pooled(shift=SHIFT),
@@ -467,10 +448,6 @@ REFUSES: dict[str, tuple[tuple[str, str], ...]] = {
     "computed-siblings-are-one-matmul": (
         ("there are too many siblings", joined(9, 400)),
         ("the joined operands are too large to be copied", joined(m=5)),
-    ),
-    "squares-are-summed-with-their-mean": (
-        ("the mean is over other axes than the squares", moments(axis=0)),
-        ("the elements fit into the level-1 cache", moments(100)),
     ),
     "sum-of-linear-is-linear-of-sum": (
         ("the linear map is not of channels", pooled("1,3,1,1", "3,2,2,2", "1,3,3,3")),

@@ -372,31 +372,6 @@ def full(draft: Draft, shape: tuple[int, ...], number: float) -> int:
     return draft.builder.constant(np.full(shape, number))
 
 
-@pytest.mark.parametrize("offset", [0.0, 100.0])
-def test_moments(offset: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reductions, "FEWEST_ELEMENTS", 2)
-    for seed in range(20):
-        draft = Draft(seed)
-        rng = draft.rng
-        shape = numbers(rng, 3, 2, 6)
-        axes = [(0,), (2,), (1, 2), (0, 2), (0, 1, 2)][int(rng.integers(5))]
-        count = float(np.prod([shape[axis] for axis in axes]))
-        x = draft.input(*shape)
-        x = draft.add("add", (x, full(draft, shape, offset)))
-        total = draft.add("reduce_sum", (x,), ReduceAttributes(axes))
-        mean = draft.add("div", (total, full(draft, draft.shape(total), count)))
-        spread = draft.add("broadcast", (mean,), BroadcastAttributes(shape))
-        deviation = draft.add("sub", (x, spread))
-        squares = draft.add("mul", (deviation, deviation))
-        graph = draft.finish(draft.add("reduce_sum", (squares,), ReduceAttributes(axes)))
-        result, report = apply_rules(graph, reductions.RULES)
-        assert sorted(r.name for r in report.rules if r.fired) == [
-            "mean-is-summed-with-its-squares",
-            "squares-are-summed-with-their-mean",
-        ]
-        assert_alternatives_agree(result, graph, seed=seed)
-
-
 @pytest.mark.parametrize("integers", [False, True])
 def test_functions_of_moved_values(integers: bool) -> None:
     fired = 0

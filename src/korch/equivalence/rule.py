@@ -113,12 +113,6 @@ class View:
         self.read.add(value)
         return tuple(self._users.get(value, ()))
 
-    def reached(self, value: int, *ops: str) -> Iterator[Primitive]:
-        """Yield the last primitive of each path with the operations `ops` whose first primitive reads a value."""
-        for user in self.users(value):
-            if user.op == ops[0]:
-                yield from self.reached(user.output, *ops[1:]) if ops[1:] else (user,)
-
     def needed_by(self, value: int) -> tuple[int, ...]:
         """Return the values that are computed directly from a value and are themselves read or outputs."""
         outputs = [user.output for user in self._users.get(value, ())]

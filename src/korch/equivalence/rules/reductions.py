@@ -1,4 +1,4 @@
-"""Rules for reductions: sums of products as matrix products and moments in one pass."""
+"""Rules for reductions: sums of products, and sums beside products, as matrix products."""
 
 from __future__ import annotations
 
@@ -8,15 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from korch.equivalence.affine_chains import affine_step
 from korch.equivalence.rule import AnyRule, Pair, Rule, RuleRefusal, View, Writer, reads
 from korch.primitive.graph import Primitive
-from korch.primitive.ops.layout import SliceAttributes, TransposeAttributes
-from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
-from korch.primitive.pattern import find, op
-
-FEWEST_ELEMENTS = 4096
-"""Fewer elements per mean fit into a core's level-1 cache, where a second pass costs little."""
+from korch.primitive.ops.layout import TransposeAttributes
+from korch.primitive.ops.reduce import ReduceAttributes
 
 Shape = tuple[int, ...]
 
@@ -118,85 +113,6 @@ def _build_sum(writer: Writer, value: int) -> int:
     return writer.add("matmul", (value, writer.constant(np.ones(shape), type_.dtype)))
 
 
-# Moments in one pass
-
-
-@dataclass(frozen=True, slots=True)
-class MomentMatch:
-    """A sum, and the sum of squared deviations from its mean."""
-
-    root: Primitive  # the one of the two that is rewritten
-    mean: Primitive  # the sum of x
-    squares: Primitive  # the sum of (x - m)² with m the mean
-
-
-@dataclass(frozen=True, slots=True)
-class MomentWitness:
-    """x, the axes of the sums, and whether to write the sum of x or that of the squares."""
-
-    x: int
-    axes: Shape
-    is_mean: bool
-
-
-_MEAN = op("div|mul", op("reduce_sum", "x", name="sum"), "count", name="mean")
-_SQUARE = op("mul", op("sub", "x", op("broadcast", _MEAN), name="deviation"), "deviation")
-"""(x - m)², where m is the sum of x over some axes, divided or multiplied by a number."""
-
-
-def _match_squares(view: View, root: Primitive) -> Iterator[MomentMatch]:
-    for found in find(view, _SQUARE, root.inputs[0]):
-        total, mean = found.primitives["sum"], found.primitives["mean"]
-        if _is_mean(view, mean, total):
-            yield MomentMatch(root, total, root)
-
-
-def _is_mean(view: View, scaled: Primitive, total: Primitive) -> bool:
-    """Return whether the scaled sum is the mean."""
-    step = affine_step(view, scaled)
-    shape = view.shape(total.inputs[0])
-    count = math.prod(shape[axis] for axis in _axes(total))
-    if step is None or np.ndim(step.scale) or np.any(step.shift):
-        return False
-    return abs(float(step.scale) * count - 1) < 1e-6
-
-
-def _match_mean(view: View, root: Primitive) -> Iterator[MomentMatch]:
-    for squares in view.reached(root.inputs[0], "sub", "mul", root.op):
-        for found in _match_squares(view, squares):
-            if found.mean == root:
-                yield MomentMatch(root, root, squares)
-
-
-def _refuse_moment(view: View, match: MomentMatch) -> MomentWitness | RuleRefusal:
-    root, x = match.root.output, match.mean.inputs[0]
-    axes, shape = _axes(match.mean), view.shape(x)
-    if axes != _axes(match.squares):
-        return RuleRefusal("the mean is over other axes than the squares", root)
-    if math.prod(shape[axis] for axis in axes) < FEWEST_ELEMENTS:
-        return RuleRefusal("the elements fit into the level-1 cache", root)
-    return MomentWitness(x, axes, match.root is match.mean)
-
-
-def _build_moment(writer: Writer, witness: MomentWitness) -> int:
-    """Write sums over x - k, with k the first element; the choice of k affects only rounding."""
-    type_, axes = writer.type(witness.x), ReduceAttributes(witness.axes)
-    rank, shape = type_.rank, type_.shape
-    count = math.prod(shape[axis] for axis in witness.axes)
-    size = tuple(1 if axis in witness.axes else n for axis, n in enumerate(shape))
-    first = writer.add("slice", (witness.x,), SliceAttributes((0,) * rank, size, (1,) * rank))
-    shift = writer.add("broadcast", (first,), BroadcastAttributes(shape))
-    moved = writer.add("sub", (witness.x, shift))
-    total = writer.add("reduce_sum", (moved,), axes)
-    kept = writer.type(total)
-    if witness.is_mean:
-        whole = writer.add("mul", (first, writer.along(np.array(float(count)), 0, kept)))
-        return writer.add("add", (whole, total))
-    squares = writer.add("reduce_sum", (writer.add("mul", (moved, moved)),), axes)
-    mean = writer.add("div", (total, writer.along(np.array(float(count)), 0, kept)))
-    return writer.add("sub", (squares, writer.add("mul", (total, mean))))
-
-
 SUM_OF_PRODUCTS_IS_MATMUL = Rule(
     name="sum-of-products-is-matmul",
     law="Σ_k a[m,k] b[k,n] = (a b)[m,n]",
@@ -218,30 +134,5 @@ SUM_IS_MATMUL_WITH_ONES = Rule(
     reorders=True,
     needs_float32=True,
 )
-SQUARES_ARE_SUMMED_IN_ONE_PASS = Rule(
-    name="squares-are-summed-with-their-mean",
-    law="Σ(x - m)² = Σ(x - k)² - (Σ(x - k))²/n, with m = Σx/n and k = x[0]",
-    source="Steiner's theorem; shifted data (Chan, Golub, LeVeque 1983)",
-    roots=("reduce_sum",),
-    match=_match_squares,
-    refuse=_refuse_moment,
-    build=_build_moment,
-    reorders=True,
-)
-MEAN_IS_SUMMED_SHIFTED = Rule(
-    name="mean-is-summed-with-its-squares",
-    law="Σx = n k + Σ(x - k), with k = x[0]",
-    source="as above: so that the mean is found in the same pass",
-    roots=("reduce_sum",),
-    match=_match_mean,
-    refuse=_refuse_moment,
-    build=_build_moment,
-    reorders=True,
-)
 
-RULES: tuple[AnyRule, ...] = (
-    SUM_OF_PRODUCTS_IS_MATMUL,
-    SUM_IS_MATMUL_WITH_ONES,
-    SQUARES_ARE_SUMMED_IN_ONE_PASS,
-    MEAN_IS_SUMMED_SHIFTED,
-)
+RULES: tuple[AnyRule, ...] = (SUM_OF_PRODUCTS_IS_MATMUL, SUM_IS_MATMUL_WITH_ONES)
