@@ -1,4 +1,4 @@
-"""Generated convolutions and chains of them, compiled, run and compared with the reference."""
+"""Generated convolutions, compiled, run and compared with the reference."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from korch.candidate.candidate import Candidate, Group, Offer, Refusal
+from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last
-from korch.costs.analysis import needed_flop
-from korch.errors import InvalidGraphError
 from korch.measure.compiler import Builder
 from korch.primitive import reference
 from korch.primitive.ops.layout import PadAttributes, TakeAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.provider.conv import ConvProvider
-from korch.provider.conv.linked import chain_plans, vectors_of
 from korch.provider.conv.matrix_units import split_of
 from korch.provider.conv.rows import lines_of_task
 from korch.provider.conv.vectors import plans_of
@@ -29,7 +26,7 @@ from korch.testing.kernels import check_offers, load_kernels, run_kernel
 from korch.tile.check.check import check_program
 from korch.tile.check.reference import run_program
 from korch.tile.ir.parse import parse_program
-from korch.tile.ir.program import Contract, Loop
+from korch.tile.ir.program import Contract
 from korch.tile.ir.text import format_program
 from tests.provider.linear_groups import Graph
 from tests.support.in_turn import InTurn
@@ -126,22 +123,10 @@ def test_few_channels_are_read_as_they_lie(target, builder, rng):
         assert any(offer.inputs[0].is_plain for offer in offers)
 
 
-def test_tiles_leave_few_vectors_empty(target, builder, rng):
-    n = target.lanes
-    wide = replace(target, isa="avx512")
-
-    def vectors(channels: int) -> int:
-        return vectors_of(channels, 52, wide.registers - 4, wide)
-
-    assert [vectors(k * n) for k in (1, 2, 3, 4, 5, 8)] == [1, 2, 3, 2, 5, 2]
-    groups = [one((1, n, 5, 11), lambda g, x, k=k: silu(g, conv(g, x, k * n - 1))) for k in (3, 5)]
-    check(groups, target, builder, rng)
-
-
 def test_images_beyond_the_cache(target, builder, rng):
     n = target.lanes
     groups = [
-        one((1, n, 20, 19), lambda g, x: conv(g, silu(g, depthwise(g, x, stride=2)), 2 * n)),
+        one((1, n, 20, 19), lambda g, x: silu(g, depthwise(g, x, stride=2))),
         one((2, 3, 21, 40), lambda g, x: conv(g, x, n, 3, stride=2)),
         one((1, 2 * n, 18, 17), lambda g, x: conv(g, x, 4)),
         one((1, n, 40, 40), lambda g, x: conv(g, x, 8 * n)),
@@ -181,40 +166,7 @@ def test_parts_of_channels_read_moved_images(target, builder, rng):
     check_offers(ConvProvider(), [each], replace(target, threads=2), builder, rng)
 
 
-@pytest.mark.long
-def test_chains(target, builder, rng):
-    n = target.lanes
-    groups = [
-        one((1, n, 8, 9), lambda g, x: conv(g, silu(g, depthwise(g, x)), 2 * n)),
-        one((1, n, 9, 8), lambda g, x: depthwise(g, silu(g, conv(g, x, 3 * n)))),
-        one((2, n, 13, 7), lambda g, x: conv(g, silu(g, depthwise(g, silu(g, conv(g, x, 4 * n)), 5, stride=2)), 5)),
-        one((1, n, 10, 6), lambda g, x: conv(g, depthwise(g, x, dilation=2), n, stride=2, pads=(0, 0, 0, 0))),
-        one((1, n // 2, 4, 4), lambda g, x: g.add("add", [conv(g, depthwise(g, conv(g, x, 2 * n)), n // 2), x])),
-        one((2, n, 11, 5), lambda g, x: depthwise(g, silu(g, conv(g, depthwise(g, x, 9), 3 * n)), 5)),
-        one((1, 2 * n, 6, 1), lambda g, x: conv(g, depthwise(g, bias(g, conv(g, x, 3 * n)), (1, 4), stride=2), n + 3)),
-        one((1, n, 1, 1), lambda g, x: depthwise(g, conv(g, x, n), pads=(2, 2, 2, 2))),
-        one((1, 3, 16, 16), lambda g, x: depthwise(g, bias(g, conv(g, x, n, 3, stride=2)))),
-        one((1, n, 6, 6), lambda g, x: depthwise(g, depthwise(g, x, 5), 3)),
-        one((3, n, 9, 2), lambda g, x: depthwise(g, silu(g, conv(g, x, 2 * n)), 9, dilation=2)),
-        one((1, n, 9, 2), lambda g, x: conv(g, depthwise(g, x, 5, dilation=2), n)),
-    ]
-    assert check(groups, target, builder, rng) > len(groups)
-
-
-def test_a_residual_is_added_where_the_layouts_agree(target, builder, rng):
-    n = target.lanes
-
-    def block(g: Graph, x: int) -> int:
-        y = bias(g, conv(g, silu(g, depthwise(g, silu(g, conv(g, x, 2 * n)))), n))
-        return g.add("add", [y, x])
-
-    each = one((1, n, 9, 9), block)
-    assert check([each], target, builder, rng) == 2
-    for offer in ConvProvider().offer(each, target):
-        assert offer.inputs[0] == offer.outputs[0]
-
-
-def test_pads_and_takes_before_the_first_are_read_in_place(target, builder, rng):
+def test_pads_and_takes_are_read_in_place(target, builder, rng):
     n = target.lanes
 
     def padded(mode: str, value: float = 0.0):
@@ -225,7 +177,7 @@ def test_pads_and_takes_before_the_first_are_read_in_place(target, builder, rng)
         for axis in (2, 3):
             indices = tuple(i // 2 for i in range(2 * g.type(x).shape[axis]))
             x = g.add("take", [x], TakeAttributes(axis, indices))
-        return conv(g, depthwise(g, x), n)
+        return conv(g, x, n)
 
     shape = (1, n, 6, 7)
     groups = [
@@ -239,45 +191,17 @@ def test_pads_and_takes_before_the_first_are_read_in_place(target, builder, rng)
 def test_threads_share_rows_or_channels(target, builder, rng, threads):
     few = replace(target, threads=threads)
     n = target.lanes
-    each = one((1, n, 5, 6), lambda g, x: depthwise(g, conv(g, x, 6 * n)))
+    each = one((1, 6 * n, 5, 6), depthwise)
     offers = ConvProvider().offer(each, few)
     ways = {"windows rows", "windows channels"}
     assert {offer.variant for offer in offers} == (ways if threads > 1 else {"windows rows"})
     check_offers(ConvProvider(), [each], few, builder, rng)
 
 
-def test_rows_stay_in_the_cache(target, builder, rng):
-    each = one((1, 64, 40, 40), lambda g, x: conv(g, silu(g, depthwise(g, conv(g, x, 256))), 64))
-
-    def block(l2_bytes: int) -> int:
-        plans = chain_plans(each, replace(target, l2_bytes=l2_bytes))
-        assert not isinstance(plans, Refusal)
-        return max(plan.blocking.block for plan in plans)
-
-    assert block(64 << 20) == 40 // target.threads
-    assert 1 <= block(1 << 20) < 40 // target.threads
-    assert block(1 << 10) == 1
-    groups = [one((1, 16, 20, 9), lambda g, x: conv(g, depthwise(g, conv(g, x, 32), 5), 16))]
-    check_offers(ConvProvider(), groups, replace(target, l2_bytes=1 << 10), builder, rng)
-
-
-def test_programs_of_chains_are_checked_and_one_whose_tile_is_too_small_is_refused(target):
-    each = one((1, 16, 20, 9), lambda g, x: conv(g, silu(g, depthwise(g, conv(g, x, 32), 5)), 16))
-    plans = chain_plans(each, replace(target, l2_bytes=1 << 10))
-    assert not isinstance(plans, Refusal)
-    program = plans[0].program(each, target)
-    check_program(program)
-    assert any(isinstance(step, Loop) and step.carried == ("r0",) for step in program.stages[0].steps)
-    small = [replace(b, elements=b.size - 1) if b.name == "r0" else b for b in program.buffers]
-    with pytest.raises(InvalidGraphError, match="an index of"):
-        check_program(replace(program, buffers=tuple(small)))
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_not_lost_and_stays_in_its_window(target, builder, rng, bad):
     g = Graph()
-    y = conv(g, depthwise(g, g.tensor(1, 16, 9, 9)), 16)
-    each = g.group(g.with_number("max", y, 0.0))
+    each = g.group(g.with_number("max", depthwise(g, g.tensor(1, 16, 9, 9)), 0.0))
     arrays = [rng.standard_normal(t.shape).astype(np.float32) for t in each.input_types]
     arrays[0][0, 3, 4, 4] = bad
     feeds = {f"i{i}": a for i, a in enumerate(arrays)}
@@ -292,55 +216,17 @@ def test_what_is_not_finite_is_not_lost_and_stays_in_its_window(target, builder,
 @pytest.mark.parametrize(
     ("expected", "make"),
     [
-        ("it is not a convolution", lambda g, x: g.add("neg", [x])),
-        ("the channels are in groups", lambda g, x: _conv(g, conv(g, x, 16), 16, 4, 4, 3, 1, None, 1)),
-        ("the channels are in groups", lambda g, x: _conv(g, conv(g, x, 16), 32, 1, 16, 3, 1, None, 1)),
-        (
-            "a convolution in a chain reads windows of all channels",
-            lambda g, x: conv(g, conv(g, x, 32, 3), 16, 3, stride=2),
-        ),
-        ("two windows are met again", lambda g, x: depthwise(g, depthwise(g, conv(g, x, 16)))),
-        ("the channels do not fill a vector register", lambda g, x: depthwise(g, conv(g, x, 17))),
+        ("it is not one of conv", lambda g, x: g.add("neg", [x])),
+        ("it is not one of conv", lambda g, x: conv(g, conv(g, x, 16), 16)),
         (
             "reduce_sum is not fused into a product",
             lambda g, x: g.add("reduce_sum", [depthwise(g, x)], ReduceAttributes((2, 3))),
-        ),
-        (
-            "reduce_sum is not fused into a convolution",
-            lambda g, x: g.add("reduce_sum", [depthwise(g, conv(g, x, 16))], ReduceAttributes((2, 3))),
         ),
     ],
 )
 def test_refusals(target, expected, make):
     found = ConvProvider().offer(one((1, 16, 6, 6), make), target)
     assert found == Refusal(expected)
-
-
-@pytest.mark.parametrize(
-    ("expected", "make"),
-    [
-        (
-            "the columns of a tensor are not adjacent in memory",
-            lambda g, x: conv(g, g.add("add", [depthwise(g, x), g.tensor(1, 16, 6, 6)]), 16, stride=2),
-        ),
-        (
-            "a result of conv is read out of order",
-            lambda g, x: conv(g, g.add("add", [(y := conv(g, x, 16)), conv(g, y, 16)]), 16),
-        ),
-    ],
-)
-def test_what_does_not_fit_between_two_convolutions_is_refused_when_the_kernel_is_built(target, expected, make):
-    each = one((1, 16, 6, 6), make)
-    offers = ConvProvider().offer(each, target)
-    assert not isinstance(offers, Refusal)
-    assert {ConvProvider().build(each, offer, target) for offer in offers} == {Refusal(expected)}
-
-
-def test_a_chain_with_computed_weights_is_refused(target):
-    g = Graph()
-    x, w = conv(g, g.tensor(1, 16, 4, 4), 16), g.tensor(16, 16, 1, 1)
-    y = g.add("conv", [x, w], ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1), 1))
-    assert ConvProvider().offer(g.group(y), target) == Refusal("the weights are not constant")
 
 
 def test_layouts(target):
@@ -430,43 +316,6 @@ def test_convolutions_on_matrix_units_agree_with_their_reference(units, rng, row
         np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-4)
 
 
-def test_matrix_units_multiply_in_chains(units, rng):
-    small, builder, n = replace(units[0], l2_bytes=512 << 10), units[1], 16
-    pad = PadAttributes((0, 0, 2, 1), (0, 0, 1, 2), "reflect", 0.0)
-
-    def block(g: Graph, x: int) -> int:
-        y = bias(g, conv(g, silu(g, depthwise(g, silu(g, conv(g, x, 8 * n)))), 4 * n))
-        return g.add("add", [y, x])
-
-    groups = [
-        one((1, 8 * n, 9, 40), lambda g, x: conv(g, silu(g, depthwise(g, x)), 2 * n)),
-        one((2, 3 * n, 13, 31), lambda g, x: silu(g, conv(g, silu(g, depthwise(g, x, stride=2)), 8 * n + 5))),
-        one((1, 8 * n, 7, 9), lambda g, x: conv(g, depthwise(g, x, 5, dilation=2), 3 * n)),
-        one(
-            (1, 8 * n, 12, 12), lambda g, x: conv(g, depthwise(g, g.add("pad", [x], pad), (1, 4), pads=(0, 3, 0, 0)), n)
-        ),
-        one((1, 2 * n, 12, 33), lambda g, x: depthwise(g, silu(g, conv(g, x, 8 * n)))),
-        one((1, 3 * n, 9, 8), lambda g, x: depthwise(g, silu(g, conv(g, x, 9 * n)), 5, stride=2)),
-        one((1, 4 * n, 9, 9), block),
-        one((1, 4 * n, 20, 17), block),
-        one((1, 8 * n, 7, 7), lambda g, x: conv(g, conv(g, x, 8 * n, 3), 4 * n)),
-        one((1, 9 * n, 3, 1), lambda g, x: conv(g, depthwise(g, x), 2 * n)),
-        one((1, 4 * n, 11, 37), lambda g, x: conv(g, depthwise(g, x, 5, stride=2, pads=(1, 3, 4, 0)), 2 * n)),
-        one((2, 8 * n, 1, 2), lambda g, x: conv(g, silu(g, depthwise(g, x)), 3 * n)),
-    ]
-    ways = {offer.variant for offer in SplitConvProvider().offer(groups[4], small)}
-    assert ways == {f"{SPLIT} rows", f"{SPLIT} channels"}
-    if is_software(builder):
-        groups = [groups[1], groups[4], groups[6]]
-        check_offers(SplitConvProvider(), groups, small, builder, rng)
-        return
-    check_offers(SplitConvProvider(), [groups[4], groups[6]], small, builder, rng)
-    found = check_offers(InTurn(SplitConvProvider()), groups, small, builder, rng)
-    assert len({offer.inputs[0] for _, offer, _ in found}) == 2
-    check_offers(InTurn(SplitConvProvider()), groups[4:8], replace(small, threads=1), builder, rng)
-    check_offers(InTurn(SplitConvProvider()), groups[:6], replace(small, threads=3), builder, rng)
-
-
 @pytest.mark.parametrize(
     ("channels", "size", "is_kept"),
     [
@@ -507,41 +356,6 @@ def test_matrix_units_are_offered_where_they_may_pay(target):
     assert not any(s for _, s in variants((1, 64, 20, 20), lambda g, x: conv(g, x, 64, 3), lesser))
 
 
-def test_matrix_units_are_offered_for_chains_of_many_channels():
-    machine = Target(isa="amx", lanes=16, threads=2, l2_bytes=2 << 20)
-
-    def split(shape: tuple[int, ...], make) -> list[Offer]:
-        offers = ConvProvider().offer(one(shape, make), machine)
-        assert not isinstance(offers, Refusal)
-        return [offer for offer in offers if offer.pairs]
-
-    def block(channels: int):
-        return lambda g, x: conv(g, depthwise(g, conv(g, x, channels)), g.type(x).shape[1])
-
-    found = split((1, 64, 20, 20), block(256))
-    assert found and {o.vector_flop for o in found} == {2 * 256 * (3 * 20 - 2) ** 2}  # pads need none
-    assert split((1, 256, 16, 16), lambda g, x: depthwise(g, conv(g, x, 768)))
-    assert split((1, 64, 20, 20), lambda g, x: conv(g, depthwise(g, x, stride=2), 32))
-    assert not split((1, 32, 20, 20), block(48))  # few channels
-    assert not split((1, 16, 20, 20), block(64))  # and half of a step's terms
-    assert not split((1, 256, 16, 16), block(1024))  # weights beyond the cache
-    assert not split((1, 128, 20, 20), lambda g, x: depthwise(g, depthwise(g, x)))
-    assert not split((1, 128, 20, 20), lambda g, x: conv(g, depthwise(g, x), 128, stride=2))
-
-
-def test_a_bound_asks_of_matrix_units_what_they_do():
-    """What vector units do at the same time doesn't count."""
-    g = Graph()
-    group = g.group(conv(g, depthwise(g, g.tensor(1, 128, 20, 20)), 128))
-    machine = Target(isa="amx", lanes=16, threads=2, l2_bytes=2 << 20)
-    offers = ConvProvider().offer(group, machine)
-    assert not isinstance(offers, Refusal)
-    (split, *_) = (offer for offer in offers if offer.pairs)
-    candidate = Candidate(group, "conv", split)
-    assert needed_flop(candidate) == 2 * 128 * 128 * 20 * 20
-    assert needed_flop(Candidate(group, "conv", offers[0])) == candidate.linear_flop
-
-
 def check_what_has_no_components(each: Group, arrays, machine: Target, builder: Builder):
     """Compare split kernels with the reference, and return the results of both."""
     feeds = {f"i{i}": a for i, a in enumerate(arrays)}
@@ -558,40 +372,6 @@ def check_what_has_no_components(each: Group, arrays, machine: Target, builder: 
         np.testing.assert_allclose(found[known], expected[known], rtol=1e-4, atol=1e-4)
         results.append((found, expected))
     return results
-
-
-def test_a_chain_computes_again_what_has_no_components(units, rng):
-    machine, builder = replace(units[0], l2_bytes=512 << 10), units[1]
-    for shape, make in (
-        ((1, 128, 9, 20), lambda g, x: conv(g, depthwise(g, x), 40)),
-        ((1, 32, 9, 20), lambda g, x: depthwise(g, conv(g, x, 128))),
-    ):
-        each = one(shape, make)
-        for bad in (np.inf, -np.inf, np.nan, 3.4e38):
-            arrays = [rng.uniform(-0.4, 0.4, t.shape).astype(np.float32) for t in each.input_types]
-            arrays[0][0, 3, 4, 4] = arrays[0][0, 30, 8, 0] = bad
-            check_what_has_no_components(each, arrays, machine, builder)
-
-
-def test_chains_of_split_products_are_as_exact_as_float32(units, rng):
-    machine, builder = replace(units[0], l2_bytes=512 << 10), units[1]
-    if is_software(builder):
-        pytest.skip("kernels of all offers take long to compile for software that stands for matrix units")
-    each = one((1, 32, 12, 20), lambda g, x: conv(g, depthwise(g, conv(g, x, 128)), 32))
-    arrays = [rng.standard_normal(t.shape, np.float32) for t in each.input_types]
-    feeds = {f"i{i}": a for i, a in enumerate(arrays)}
-    exact = reference.run(each.body, feeds, exact=True)["o0"]
-
-    def error(offer: Offer) -> float:
-        kernel = ConvProvider().build(each, offer, machine)
-        assert not isinstance(kernel, Refusal)
-        (found,) = run_kernel(kernel, each, offer, arrays, builder)
-        return float(np.sqrt(np.mean((found - exact) ** 2)))
-
-    offers = ConvProvider().offer(each, machine)
-    assert not isinstance(offers, Refusal)
-    chains = [error(offer) for offer in offers if not offer.pairs]
-    assert all(0 < error(offer) < 0.8 * min(chains) for offer in offers if offer.pairs)
 
 
 @pytest.mark.parametrize("shape", [(1, 64, 20, 21), (1, 192, 11, 9)])

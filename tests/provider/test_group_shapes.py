@@ -18,7 +18,7 @@ from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.primitive.types import ValueType
 from korch.provider import provider as provider_module
-from korch.provider.conv.chains import chain_groups
+from korch.provider.attention.groups import attention_groups
 from korch.provider.provider import load_providers
 from korch.testing.kernels import check_offers
 
@@ -138,9 +138,9 @@ def test_each_shape_is_asked_for_once_and_a_provider_without_any_gets_the_common
         pass
 
     class Conv:
-        group_shapes = (around("conv"), chain_groups, FUSED)
+        group_shapes = (around("conv"), attention_groups, FUSED)
 
-    assert shapes_of([Silent(), Conv(), Conv()]) == (*COMMON, around("conv"), chain_groups)
+    assert shapes_of([Silent(), Conv(), Conv()]) == (*COMMON, around("conv"), attention_groups)
     assert COMMON[1].anchors == LINEAR
 
 

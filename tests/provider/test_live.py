@@ -78,20 +78,10 @@ def image(rows: int, op: str, images: int = 9, columns: int = 9) -> Group:
     return g.group(g.with_tensor("add", y, g.tensor(*g.type(y).shape)))
 
 
-def linked(size: int, stride: int, *, is_masked: bool = True) -> Group:
-    """A depthwise convolution between pointwise ones, or alone; the first one's result is masked."""
+def depthwise(size: int, stride: int) -> Group:
     g = Graph()
-    y = g.tensor(1, 16, size, size)
-    if is_masked:
-        y = g.add("conv", [y, g.weights(32, 16, 1, 1)], ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1)))
-        mask = g.add("broadcast", [g.tensor(1, 1, size, 1)], BroadcastAttributes((1, 32, size, size)))
-        y = g.add("where", [g.add("less", [g.full(y, 0.0), mask]), y, g.full(y, 0.0)])
-    channels = g.type(y).shape[1]
-    attributes = ConvAttributes((stride, stride), (1, 1), (1, 1), (1, 1), channels)
-    y = g.add("conv", [y, g.weights(channels, 1, 3, 3)], attributes)
-    if is_masked:
-        y = g.add("conv", [y, g.weights(16, 32, 1, 1)], ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1)))
-    return g.group(y)
+    attributes = ConvAttributes((stride, stride), (1, 1), (1, 1), (1, 1), 16)
+    return g.group(g.add("conv", [g.tensor(1, 16, size, size), g.weights(16, 1, 3, 3)], attributes))
 
 
 def part_of(group: Group, axes: tuple[int, ...]) -> Group:
@@ -137,11 +127,8 @@ def kernels(
         (image(33, "winograd"), (0, 3), WinogradProvider()),
         (square(33, "winograd"), (2, 3), WinogradProvider()),
         (square(33, "conv"), (2, 3), ConvProvider()),
-        (linked(30, 1, is_masked=False), (2, 3), ConvProvider()),
-        (linked(31, 2, is_masked=False), (2, 3), ConvProvider()),
-        (linked(30, 1), (2,), ConvProvider()),
-        (linked(30, 1), (2, 3), ConvProvider()),
-        (linked(31, 2), (2, 3), ConvProvider()),
+        (depthwise(30, 1), (2, 3), ConvProvider()),
+        (depthwise(31, 2), (2, 3), ConvProvider()),
     ],
 )
 def test_what_is_needed_is_computed(group, axes, provider, target: Target, builder: Builder, rng) -> None:

@@ -33,10 +33,6 @@ class Side:
         """How many elements of the padded image all results are computed from."""
         return affine(self.out, self.stride, self.reach(1) - self.stride)
 
-    def met_again(self, places: int) -> int:
-        """Return how many of these elements the next results are also computed from."""
-        return max(0, self.reach(places) - places * self.stride)
-
     def met(self, place: Expr, tap: Expr) -> Expr:
         """Return the position in the image that a position of the result reads at a position of its window."""
         return add(scale(place, self.stride), scale(tap, self.dilation), constant(-self.pad))

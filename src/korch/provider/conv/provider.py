@@ -8,8 +8,6 @@ from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.shape import around
 from korch.provider.content import content_version
 from korch.provider.conv.bytes import ByteConvolutions, multiplies_bytes
-from korch.provider.conv.chains import chain_groups
-from korch.provider.conv.linked import chain_kernel, chain_plans
 from korch.provider.conv.matrix_units import split_plans
 from korch.provider.conv.vectors import OfferPlan, plans_of
 from korch.provider.provider import Kernel
@@ -18,11 +16,11 @@ from korch.target import Target
 
 
 class ConvProvider:
-    """Makes kernels for groups around one convolution or around a chain of convolutions."""
+    """Makes kernels for groups around one convolution."""
 
     name = "conv"
     version = content_version("provider/conv")
-    group_shapes = (around("conv", widens=True), chain_groups)
+    group_shapes = (around("conv", widens=True),)
 
     def __init__(self) -> None:
         """Begin without plans; plans that `offer` makes are cached for `build`."""
@@ -30,15 +28,12 @@ class ConvProvider:
         self._bytes = ByteConvolutions()
 
     def _windows(self, group: Group, target: Target) -> tuple[OfferPlan, ...] | Refusal:
-        """Return the ways to compute a group with one float convolution or a chain of them by a tile program."""
+        """Return the ways to compute a group with one float convolution by a tile program."""
         is_live = any(count_of(n) for type_ in group.body.types for n in type_.shape)
         key = (group.key, target, is_live)
         if key not in self._plans:
-            is_chain = len(group.body.linear) != 1
-            plans = chain_plans(group, target) if is_chain else plans_of(group, target)
-            if not is_chain and not isinstance(plans, Refusal):
-                plans = (*plans, *split_plans(group, target))
-            self._plans[key] = plans
+            plans = plans_of(group, target)
+            self._plans[key] = plans if isinstance(plans, Refusal) else (*plans, *split_plans(group, target))
         return self._plans[key]
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
@@ -57,4 +52,4 @@ class ConvProvider:
         whole = self._plans.get((group.key, target, False), ())
         plans = (self._windows(group, target), whole)  # blocks for a part may have other layouts of weights
         found = [plan for own in plans if not isinstance(own, Refusal) for plan in own if plan.offer == offer]
-        return chain_kernel(group, found[0], target) if found else Refusal("this was not offered")
+        return found[0].kernel(group, target) if found else Refusal("this was not offered")

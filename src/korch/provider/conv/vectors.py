@@ -20,7 +20,7 @@ from korch.provider.gemm.blocking import WIDE_VECTORS
 from korch.provider.gemm.vectors import require_neighbours
 from korch.provider.provider import Kernel
 from korch.provider.tile_kernel import kernel_of
-from korch.schedule import chains, depthwise
+from korch.schedule import depthwise
 from korch.schedule.contraction import Layouts, NotFusedError, refuse_outputs, refuse_types, root_of
 from korch.schedule.depthwise import Depthwise, is_depthwise, weights_layout
 from korch.schedule.split_windows import SplitWindowBlocking, SplitWindows
@@ -59,20 +59,18 @@ class OfferPlan:
 
     offer: Offer
     layouts: Layouts
-    blocking: ConvBlocking | SplitWindowBlocking | depthwise.DepthwiseBlocking | chains.ChainBlocking
+    blocking: ConvBlocking | SplitWindowBlocking | depthwise.DepthwiseBlocking
 
     def program(self, group: Group, target: Target) -> TileProgram:
         """Return the program of the kernel."""
-        root, machine = group.body.linear[0], Machine.of(target)
+        root = group.body.linear[0]
         match self.blocking:
             case depthwise.DepthwiseBlocking():
                 return Depthwise(group, root, self.layouts, target.lanes).program(self.blocking)
-            case chains.ChainBlocking():
-                return chains.Chain(group, self.layouts, machine).program(self.blocking)
             case SplitWindowBlocking():
                 return SplitWindows(group, root, self.layouts).program(self.blocking)
             case ConvBlocking():
-                return Windows(group, root, self.layouts, machine).program(self.blocking)
+                return Windows(group, root, self.layouts, Machine.of(target)).program(self.blocking)
             case _:
                 assert_never(self.blocking)
 
