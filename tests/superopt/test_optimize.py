@@ -87,7 +87,6 @@ def test_found_programs_are_explained() -> None:
     lines = provider.describe(group, offer)
     text = kernel_text(plan, replace(report, described={plan.steps[0].candidate: lines}), 0)
     assert "found by the superoptimizer (estimated 1.5 us)" in text
-    assert "\n  +- memory: reads " in text
     assert "\n  before: e2 = contract(e0, e1) along a0\n" in text
     assert all(f"\n  {line}" in text for line in LORA.splitlines())
     assert "found by" not in kernel_text(plan, report, 0)

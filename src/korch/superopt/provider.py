@@ -38,7 +38,6 @@ from korch.superopt.find import (
     timed_search,
 )
 from korch.superopt.groups import superopt_groups
-from korch.superopt.picture import picture
 from korch.superopt.sizes import CacheMachine
 from korch.system.deadline import Deadline
 from korch.target import Target
@@ -130,12 +129,10 @@ class SuperoptProvider:
             return Refusal(str(error))
 
     def describe(self, group: Group, offer: Offer) -> tuple[str, ...]:
-        """Return a diagram and the text of an offer's program."""
+        """Return the steps and the text of an offer's program."""
         found = self.found(group, offer)
         return (
             f"found by the superoptimizer (estimated {time_text(found.estimate_ns)})",
-            *(f"  {line}" for line in picture(found.program)),
-            "",
             "its steps, by the classes of equal expressions:",
             *(f"  {line}" for line in found.steps),
             "",
