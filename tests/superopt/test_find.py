@@ -9,8 +9,7 @@ import pytest
 from benchmarks.superopt_unpruned import Unpruned
 from korch.candidate.candidate import Group, make_group
 from korch.primitive.graph import PrimitiveGraph
-from korch.primitive.ops.layout import PadAttributes, ReshapeAttributes
-from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.ops.layout import ReshapeAttributes
 from korch.superopt.axes import NotNamedError, named
 from korch.superopt.choose import gain_of, ranked
 from korch.superopt.expressions import expressions
@@ -20,16 +19,8 @@ from korch.superopt.provider import SuperoptProvider
 from korch.superopt.sizes import CacheMachine
 from korch.superopt.verify import verify
 from korch.system.deadline import Deadline
-from korch.tile.ir.program import Contract, Loop, Pass, TileProgram
-from tests.support.blocks import (
-    BLOCKS,
-    GROUPS,
-    Block,
-    attention,
-    depthwise_pointwise,
-    instance_norm_pad,
-    rms_norm_product,
-)
+from korch.tile.ir.program import Contract, Loop, TileProgram
+from tests.support.blocks import BLOCKS, GROUPS, Block, attention, rms_norm_product
 
 MACHINE = CacheMachine(4, 2, 1 << 16)
 
@@ -69,30 +60,6 @@ def test_a_normalization_moves_behind_its_product():
     assert any(sum(step.is_carried for step in graph.steps) == 2 for graph in found.found)
 
 
-@pytest.mark.parametrize(
-    "graph",
-    [
-        depthwise_pointwise(stride=2, kernel=5, batch=2),
-        instance_norm_pad(mode="constant", pad=2, value=0.5),
-        instance_norm_pad(mode="edge", pad=3),
-        instance_norm_pad(mode="wrap", pad=9),
-    ],
-)
-def test_windows_and_pads_of_other_kinds(graph):
-    group = group_of(graph)
-    finding = search(group, MACHINE)
-    assert finding.programs, (finding.reason, finding.refused)
-    assert verify(finding.programs[0].program, group.body).is_equal
-
-
-def test_a_window_is_summed_in_one_pass():
-    """The rows of an image are side by side in vectors, and no sums of rows of the window are written."""
-    (stage,) = search(group_of(depthwise_pointwise()), MACHINE).programs[0].program.stages
-    (window,) = (step for _, step in stage.leaves if isinstance(step, Pass) and step.is_reduction)
-    assert [axis.extent for axis in window.axes if axis.is_reduced] == [3, 3]
-    assert window.vector == [axis.name for axis in window.axes if not axis.is_reduced][-1]
-
-
 def test_one_matrix_in_two_roles():
     b = Block()
     x = b.tensor("x", 4, 6)
@@ -109,38 +76,6 @@ def test_what_is_not_over_named_axes_is_refused():
     assert search(group, MACHINE).reason == "a reshape joins or splits axes"
     with pytest.raises(NotNamedError, match="a reshape"):
         named(group.body)
-
-
-def refusal_of(
-    attributes: ConvAttributes, kernel: tuple[int, ...] = (4, 1, 3, 3), shape: tuple[int, ...] = (1, 4, 5, 5)
-) -> str:
-    """Return why exp(x) is not convolved."""
-    b = Block()
-    x = b.add("exp", (b.tensor("x", *shape),))
-    return search(group_of(b.result(b.add("conv", (x, b.tensor("w", *kernel)), attributes))), MACHINE).reason
-
-
-def test_convolutions_that_are_left_to_other_kernels():
-    one, pads = (1, 1), (1, 1)
-    assert refusal_of(ConvAttributes(one, pads, pads, one, 4)) == "a window of what is computed"
-    assert refusal_of(ConvAttributes(one, pads, pads, one), (6, 4, 3, 3)) == (
-        "a convolution has windows of several channels"
-    )
-    assert refusal_of(ConvAttributes(one, pads, pads, one, 2), (4, 2, 3, 3)) == (
-        "a convolution has groups of several channels"
-    )
-    assert not refusal_of(ConvAttributes((2, 2), (0, 0), (0, 0), one), (6, 4, 1, 1))
-
-
-def test_small_sizes_that_would_differ_are_refused():
-    """The sizes of a sum of two pads follow from each of them."""
-    b = Block()
-    x, y = b.tensor("x", 3, 20), b.tensor("y", 3, 19)
-    x = b.add("pad", (b.normalized(x),), PadAttributes((0, 1), (0, 1)))
-    y = b.add("pad", (b.normalized(y),), PadAttributes((0, 1), (0, 2)))
-    finding = search(group_of(b.result(b.add("add", (x, y)))), MACHINE)
-    assert not finding.programs
-    assert finding.refused
 
 
 def test_pruning_counts_and_limits():

@@ -7,6 +7,7 @@ import pytest
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.measure.compiler import Builder
+from korch.primitive.ops.layout import ReshapeAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.provider.generated import GeneratedProvider
 from korch.superopt.find import DEFAULT_EFFORT, Effort
@@ -24,11 +25,6 @@ SIZES = {
     "rms-norm-product": lambda: blocks.rms_norm_product(13, 130, 65),
     "lora": lambda: blocks.lora(1, 96, 80, 4),
     "gated-mlp": lambda: blocks.gated_mlp(7, 96, 190),
-    "depthwise-pointwise": lambda: blocks.depthwise_pointwise(19, 22, 21, stride=2),
-    "wide depthwise-pointwise": lambda: blocks.depthwise_pointwise(7, 5, 37, kernel=5, batch=2),
-    "one-pixel": lambda: blocks.depthwise_pointwise(7, 5, 1),
-    "instance-norm-pad": lambda: blocks.instance_norm_pad(3, 19, 37, pad=2),
-    "filled-pad": lambda: blocks.instance_norm_pad(3, 5, 33, pad=3, mode="constant", value=0.5),
 }
 """Odd sizes: blocks that are not full, rows of fewer elements than a vector."""
 
@@ -106,21 +102,14 @@ def test_what_the_provider_leaves_to_others(target):
     assert GeneratedProvider().offer(group, target) == Refusal("matmul is not generated")
 
 
-def test_groups_of_convolutions_and_pads():
-    """A depthwise convolution begins a group; a pad with a normalization is one, what is computed before is not."""
-    graph = blocks.depthwise_pointwise()
-    (group,) = {group.key: group for group in superopt_groups(graph)}.values()
-    assert len(group.primitives) == len(graph.primitives)
-    graph = blocks.instance_norm_pad()
-    assert max(len(group.primitives) for group in superopt_groups(graph)) == len(graph.primitives)
+def test_a_group_ends_at_a_convolution():
     b = blocks.Block()
-    x = b.add("exp", (b.tensor("x", 1, 4, 5, 5),))
-    ones = ConvAttributes((1, 1), (1, 1), (1, 1), (1, 1), 4)
-    y = b.add("conv", (x, b.tensor("w", 4, 1, 3, 3)), ones)
-    y = b.add("exp", (y,))
-    y = b.add("conv", (y, b.tensor("v", 4, 4, 1, 1)), ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1)))
-    (group,) = superopt_groups(b.result(y))
-    assert [primitive.op for primitive in group.body.primitives] == ["conv", "exp", "conv"]
+    x = b.add("conv", (b.tensor("x", 1, 4, 8), b.tensor("k", 4, 4, 1)), ConvAttributes((1,), (0,), (0,), (1,)))
+    y = b.add("matmul", (b.add("reshape", (x,), ReshapeAttributes((4, 8))), b.tensor("w", 8, 8)))
+    (group,) = {
+        group.key: group for group in superopt_groups(b.result(b.add("matmul", (y, b.tensor("v", 8, 6)))))
+    }.values()
+    assert [primitive.op for primitive in group.body.primitives] == ["reshape", "matmul", "matmul"]
 
 
 def test_groups():

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
-from korch.primitive.ops.layout import PadAttributes, ReshapeAttributes, TransposeAttributes
-from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
 from korch.primitive.types import DType, ValueType
 
@@ -154,47 +153,11 @@ def squeeze_and_excite(channels: int = 6, height: int = 4, width: int = 5, hidde
     return b.result(b.add("mul", (x, wide)))
 
 
-def depthwise_pointwise(
-    channels: int = 4, out: int = 6, size: int = 9, *, kernel: int = 3, stride: int = 1, batch: int = 1
-) -> PrimitiveGraph:
-    """Return a depthwise convolution, a bias, a ReLU and a pointwise convolution."""
-    b, pads = Block(), (kernel // 2, kernel // 2)
-    x, w = b.tensor("x", batch, channels, size, size), b.tensor("w", channels, 1, kernel, kernel)
-    y = b.add("conv", (x, w), ConvAttributes((stride, stride), pads, pads, (1, 1), channels))
-    y = b.add("add", (y, b.wide(b.tensor("bias", 1, channels, 1, 1), y)))
-    y = b.add("max", (y, b.number(0.0, y)))
-    pointwise = ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1))
-    return b.result(b.add("conv", (y, b.tensor("v", out, channels, 1, 1)), pointwise))
-
-
-def instance_norm_pad(
-    channels: int = 3, height: int = 6, width: int = 8, *, pad: int = 1, mode: str = "reflect", value: float = 0.0
-) -> PrimitiveGraph:
-    """Return an instance normalization with scale and shift, a ReLU and a pad."""
-    b = Block()
-    x = b.tensor("x", 1, channels, height, width)
-    scale, shift = b.tensor("scale", 1, channels, 1, 1), b.tensor("shift", 1, channels, 1, 1)
-
-    def mean(value: int) -> int:
-        total = b.add("reduce_sum", (value,), ReduceAttributes((2, 3)))
-        return b.add("div", (total, b.number(float(height * width), total)))
-
-    apart = b.add("sub", (x, b.wide(mean(x), x)))
-    variance = mean(b.add("mul", (apart, apart)))
-    root = b.add("sqrt", (b.add("add", (variance, b.number(EPSILON, variance))),))
-    y = b.add("mul", (apart, b.wide(b.add("div", (scale, root)), x)))
-    y = b.add("add", (y, b.wide(shift, y)))
-    y = b.add("max", (y, b.number(0.0, y)))
-    return b.result(b.add("pad", (y,), PadAttributes((0, 0, pad, pad), (0, 0, pad, pad), mode, value)))
-
-
 GROUPS: Mapping[str, Callable[..., PrimitiveGraph]] = {
     **BLOCKS,
     "short-query": lambda: attention(2, 1, 9),
     "scores": scores,
     "linear-attention": linear_attention,
     "squeeze-and-excite": squeeze_and_excite,
-    "depthwise-pointwise": depthwise_pointwise,
-    "instance-norm-pad": instance_norm_pad,
 }
 """All groups for which programs are searched."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import assert_never
 
-from korch.superopt.axes import AxisTerm, Named, axis_of
+from korch.superopt.axes import AxisTerm, Named
 from korch.superopt.expressions import Expressions
 from korch.superopt.field import LOWEST
 from korch.superopt.frame import F32, BlockSizes, Frame, Tile
@@ -29,7 +29,6 @@ from korch.tile.ir.program import (
     Pass,
     Product,
     Registers,
-    Select,
     Stage,
     Step,
     Store,
@@ -202,7 +201,7 @@ class _GraphEmitter(Frame):
 
     def _reduce(self, step: BlockStep, site: list[Step]) -> None:
         chain, op = self._chain(step), step.op.removeprefix("reduce_")
-        inner, order = chain[-1], self._in_tile(self._reduced_order(step, chain[-1]))
+        inner, order = chain[-1], self._in_tile(self._axes_of(step.result))
         axes, reduced = self._nest(order), [self._inner(one.axis, True) for one in chain]
         tile = self._tile("r", order)
         self.tiles[step.result] = tile
@@ -216,15 +215,6 @@ class _GraphEmitter(Frame):
         start = LOWEST if op == "max" else 0.0
         self.steps[LoopPhase.BEFORE].append(self._filled(tile, start, axes))
         site.append(self._updated(step, tile, part, axes, op))
-
-    def _reduced_order(self, step: BlockStep, inner: BlockStep) -> tuple[str, ...]:
-        """Return the axes of a reduction's result; for a window, in the order of the input that it reads."""
-        axes = self._axes_of(step.result)
-        for leaf in self._leaves_under(inner):
-            if leaf.is_window:
-                order = [axis for place in leaf.places for axis in sorted(place.variables)]
-                return tuple(sorted(axes, key=lambda axis: order.index(axis) if axis in order else -1))
-        return axes
 
     def _leaves_under(self, step: BlockStep) -> Iterator[AxisTerm]:
         """Yield the inputs that a step reads, directly or through steps that are not tiles."""
@@ -242,7 +232,7 @@ class _GraphEmitter(Frame):
             if operand in self.tiles and step.axis in self.tiles[operand].order:
                 return self.tiles[operand].order[-1] == step.axis
         found = [leaf.places[-1] for leaf in self._leaves_under(step) if step.axis in leaf.axes]
-        return all(axis_of(place) for place in found) and (not found or axis_of(found[0]) == step.axis)
+        return all(found) and (not found or found[0] == step.axis)
 
     def _updated(self, step: BlockStep, tile: Tile, part: Tile, axes: tuple[Axis, ...], op: str) -> Pass:
         """Return the pass that combines the partial result of an iteration with that of the earlier iterations."""
@@ -295,8 +285,6 @@ class _GraphEmitter(Frame):
         first, second = self._place(a), self._second(b, step.axis, column, i, self._packing_site(b))
         if first is None or second is None:
             raise NotEmittedError("an operand of a contraction is in no tile")
-        if any(x not in self.tiles and self.guards_of(x.expression) for x in (a, b)):
-            raise NotEmittedError("an operand of a contraction is read where it has no elements")
         if not step.is_carried:
             site.append(self._filled(tile, 0.0, (i, j)))
         else:
@@ -396,8 +384,8 @@ class _Ops:
             return name
         at = emitter._place(operand)
         if at is not None:
-            name, guards = self._name(), () if operand in emitter.tiles else emitter.guards_of(operand.expression)
-            self.ops.append(Load(name, F32, at.buffer, at.index, guards))
+            name = self._name()
+            self.ops.append(Load(name, F32, at.buffer, at.index))
             return name
         return self._body(emitter.makers[operand])
 
@@ -410,13 +398,9 @@ class _Ops:
 
         name = ""
         for one in step.body:
-            condition, rest = (one.arguments[0], one.arguments[1:]) if one.op == "where" else (-1, one.arguments)
-            arguments = tuple(argument(a) for a in rest)
+            arguments = tuple(argument(a) for a in one.arguments)
             name = self._name()
-            if condition >= 0:
-                self.ops.append(Select(name, F32, self.emitter.guards_of(condition), *arguments))
-            else:
-                self.ops.append(Apply(name, F32, one.op, arguments))
+            self.ops.append(Apply(name, F32, one.op, arguments))
             inside[one.result] = name
         return name
 

@@ -50,7 +50,7 @@ class Expressions:
 
     goal: int  # the class of the result
     steps: tuple[Expression, ...]  # the expressions
-    inputs: Mapping[int, int]  # the class of each input and condition, by the number of its term
+    inputs: Mapping[int, int]  # the class of each input, by the number of its term
     numbers: Mapping[int, float]  # the value of each class that is a number
     axes: Mapping[int, tuple[str, ...]]  # the axes of each class
     is_complete: bool  # whether no limit ended the saturation
@@ -72,11 +72,10 @@ def _as_graph(computation: Named, order: list[str]) -> PrimitiveGraph:
     builder, values = GraphBuilder(), list[int]()
     for number, term in enumerate(computation.terms):
         arguments = [values[a] for a in term.arguments]
-        if term.op in ("input", "inside"):
+        if term.op == "input":
             # Sizes only identify axes here: each axis has the size 2 + its number.
             shape = tuple(2 + i if axis in term.axes else 1 for i, axis in enumerate(order))
-            dtype = DType.F32 if term.op == "input" else DType.BOOL
-            values.append(builder.input(f"t{number}", ValueType(shape, dtype)))
+            values.append(builder.input(f"t{number}", ValueType(shape, DType.F32)))
         elif term.op == "number":
             values.append(builder.constant(np.full((1,) * len(order), term.value, np.float32)))
         elif term.axis:

@@ -18,7 +18,7 @@ from functools import cached_property
 from korch.candidate.candidate import Group
 from korch.errors import InvalidGraphError
 from korch.records import plain, read_record
-from korch.superopt.axes import Named, NotNamedError, axis_of, named, resized
+from korch.superopt.axes import Named, NotNamedError, named, resized
 from korch.superopt.emit import NotEmittedError, emit, vectors_of_panels
 from korch.superopt.expressions import Expressions, expressions
 from korch.superopt.frame import BlockSizes
@@ -210,8 +210,8 @@ class _Selection:
             if term.position not in self.group.constant_inputs or len(readers) != 1 or len(term.places) != 2:
                 continue
             (step,) = readers
-            columns = axis_of(term.places[1])
-            is_second = step.kind is StepKind.CONTRACT and axis_of(term.places[0]) == step.axis and columns != ""
+            columns = term.places[1]
+            is_second = step.kind is StepKind.CONTRACT and term.places[0] == step.axis and columns != ""
             if not is_second or columns != columns_of(self.computation, self.ways, step):
                 continue
             rows = math.prod(sizes[axis] for axis in self.ways.axes[step.result.expression] if axis != columns)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from korch.primitive.types import DType
 from korch.superopt.axes import AxisTerm, Named
 from korch.superopt.expressions import Expressions
 from korch.superopt.generate import GraphOperand
 from korch.system.alignment import round_up
-from korch.tile.ir.index import ZERO, Expr, add, scale, substitute, var
-from korch.tile.ir.program import At, Axis, Buffer, Inside, Level, Panels
+from korch.tile.ir.index import ZERO, Expr, add, scale, var
+from korch.tile.ir.program import At, Axis, Buffer, Level, Panels
 
 F32 = DType.F32
 
@@ -111,23 +111,12 @@ class Frame:
     def _at(self, tile: Tile) -> At:
         return At(tile.name, add(ZERO, *(scale(var(axis), step) for axis, step in tile.steps.items())))
 
-    def _read(self, place: Expr) -> Expr:
-        """Return an expression of axes, rewritten in the variables of the loops."""
-        axes = {axis: self._index(axis) for axis in place.variables}
-        ranges = {self._outer(axis): (0, self._count(axis) - 1) for axis in axes}
-        return substitute(place, axes, ranges | {axis: (0, self._block(axis) - 1) for axis in axes})
-
-    def guards_of(self, expression: int) -> tuple[Inside, ...]:
-        """Return the conditions under which an input is read, or a condition holds."""
-        term = self.leaves.get(expression)
-        return tuple(replace(guard, expr=self._read(guard.expr)) for guard in term.guards) if term else ()
-
     def _input_at(self, expression: int) -> At:
         term = self.leaves[expression]
         shape, width = self.inputs[term.position], self.sizes.packed.get(term.position)
         index, step = ZERO, 1
         for d in reversed(range(len(shape))):
-            index = add(index, scale(self._read(term.places[d]), step))
+            index = add(index, scale(self._index(term.places[d]), step)) if term.places[d] else index
             is_panel = width is not None and d == len(shape) - 1
             step *= round_up(shape[d], width) if is_panel and width else shape[d]
         return At(f"i{term.position}", index)

@@ -189,9 +189,8 @@ class _Generator:
                 self.search.pruned["outer product"] += 1
 
     def _collections(self) -> Iterator[Expression]:
-        """Yield reductions, and contractions: sums of products, named "contract", whose operands are not windows."""
-        terms, made = self.computation.terms, dict[int, list[Expression]]()
-        windows = {c for t, c in self.ways.inputs.items() if terms[t].is_window}
+        """Yield reductions, and contractions: sums of products, named "contract"."""
+        made = dict[int, list[Expression]]()
         for step in self.ways.steps:
             if step.op == "mul" and len(step.body) == 1:
                 made.setdefault(step.result, []).append(step)
@@ -201,7 +200,7 @@ class _Generator:
             yield step
             for product in made.get(step.arguments[0], ()) if step.op == "reduce_sum" and not step.body else ():
                 axes = [set(self.ways.axes[a]) for a in product.arguments]
-                is_shared = all(step.axis in each for each in axes) and not windows & {*product.arguments}
+                is_shared = all(step.axis in each for each in axes)
                 if is_shared and axes[0] != axes[1]:
                     yield Expression("contract", product.arguments, step.result, step.axis)
 

@@ -2,7 +2,7 @@
 
 A group is grown backwards from an output, or from a value that a primitive other than an elementwise one reads. It
 grows over primitives that nothing else reads; a second group also grows over reductions and elementwise steps that
-others read, which are then computed again. A group does not grow beyond a convolution over windows of single channels.
+others read, which are then computed again.
 A group has at least two products, a product and a reduction, or two reductions; other providers make smaller groups.
 """
 
@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from korch.candidate.candidate import Group, make_group
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Category
-from korch.primitive.ops.layout import PadAttributes, ReshapeAttributes, TransposeAttributes
-from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
 from korch.primitive.types import DType
 
 PRODUCTS, PRIMITIVES = 3, 30  # most products, and most primitives, in a group
@@ -37,7 +36,7 @@ def superopt_groups(graph: PrimitiveGraph, primitives: int = PRIMITIVES) -> Iter
 
 def _is_end(graph: PrimitiveGraph, primitive: Primitive) -> bool:
     """Return whether a primitive's value is an output, or is read by a primitive that is not elementwise."""
-    is_inside = primitive.row.category in (*INSIDE, Category.LINEAR) or primitive.op == "pad"
+    is_inside = primitive.row.category in (*INSIDE, Category.LINEAR) and _fits(graph, primitive)
     if not is_inside or primitive.op == "broadcast":
         return False
     value = primitive.output
@@ -56,30 +55,15 @@ def _fits(graph: PrimitiveGraph, primitive: Primitive) -> bool:
         case ReshapeAttributes():
             shapes = [[n for n in type_.shape if n != 1] for type_ in types]
             return shapes[0] == shapes[1]
-        case TransposeAttributes() | PadAttributes():
+        case TransposeAttributes():
             return True
-        case ConvAttributes():
-            return _is_window(graph, primitive) or _is_pointwise(graph, primitive)
     return primitive.op in ("matmul", "reduce_sum", "reduce_max") or primitive.row.category in INSIDE[:2]
-
-
-def _is_window(graph: PrimitiveGraph, primitive: Primitive) -> bool:
-    """Return whether a primitive is a convolution with one channel in each group, in and out."""
-    attributes = primitive.attributes
-    is_grouped = isinstance(attributes, ConvAttributes) and attributes.groups > 1
-    return is_grouped and graph.types[primitive.inputs[1]].shape[:2] == (graph.types[primitive.output].shape[1], 1)
-
-
-def _is_pointwise(graph: PrimitiveGraph, primitive: Primitive) -> bool:
-    """Return whether a convolution is a product for each element, without pads."""
-    attributes, kernel = primitive.attributes_as(ConvAttributes), graph.types[primitive.inputs[1]].shape[2:]
-    return attributes.groups == 1 and set(kernel) == {1} and not any((*attributes.pads_begin, *attributes.pads_end))
 
 
 def _cone(graph: PrimitiveGraph, end: int, copies: bool, primitives: int) -> tuple[int, ...] | None:
     """Return the primitives of the group that ends with one; None if the group is too large or too small."""
     chosen: dict[int, int] = {graph.primitives[end].output: end}
-    waiting = [] if _is_window(graph, graph.primitives[end]) else [*graph.primitives[end].inputs]
+    waiting = [*graph.primitives[end].inputs]
     while waiting:
         value = waiting.pop(0)
         if value in chosen or value in graph.constants or not graph.producers[value]:
@@ -89,7 +73,7 @@ def _cone(graph: PrimitiveGraph, end: int, copies: bool, primitives: int) -> tup
         if not _fits(graph, primitive) or not (_is_private(graph, value, chosen) or _is_copied(primitive, copies)):
             continue
         chosen[value] = p
-        waiting += () if _is_window(graph, primitive) else primitive.inputs
+        waiting += primitive.inputs
     found = tuple(sorted(chosen.values()))
     rows = [graph.primitives[p] for p in found]
     products = sum(row.row.category is Category.LINEAR for row in rows)

@@ -12,13 +12,12 @@ import math
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
-from korch.superopt.axes import TWIN, Named, axis_of
+from korch.superopt.axes import TWIN, Named
 from korch.superopt.emit import VECTORS, rows_together, vectors_of_panels
 from korch.superopt.expressions import Expressions
 from korch.superopt.frame import BlockSizes
 from korch.superopt.generate import TRANSCENDENTAL, BlockGraph, BlockStep, StepKind
 from korch.system.alignment import round_up
-from korch.tile.ir.index import ZERO
 
 ROW_BLOCKS = (1, 6, 12, 24, 48, 96)
 COLUMN_BLOCKS = (16, 48, 64, 128, 192, 256, 512, 528)
@@ -212,7 +211,7 @@ def _far_ns(step: BlockStep, computation: Named, ways: Expressions, sizes: Mappi
     places = {ways.inputs[t]: computation.terms[t].places for t in ways.inputs}
     for operand in step.operands:
         axes = ways.axes[operand.expression]
-        if columns and columns in axes and axis_of(places.get(operand.expression, (ZERO,))[-1]) != columns:
+        if columns and columns in axes and places.get(operand.expression, ("",))[-1] != columns:
             size_bytes = 4 * math.prod(sizes[axis] for axis in axes)
             return 2 * size_bytes / FAR_BYTES_PER_NS if size_bytes > NEAR_BYTES else 0.0
     return 0.0

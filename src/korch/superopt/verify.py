@@ -11,7 +11,7 @@ its error must not exceed a tolerance, or a multiple of the error of the graph i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,10 +20,7 @@ from korch.numerics import FACTOR, TOLERANCE, difference
 from korch.primitive import reference
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Array, Category
-from korch.primitive.ops.layout import PadAttributes
-from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
-from korch.primitive.types import DType
 from korch.superopt.field import NotProvableError, PairField
 from korch.tile.check.arithmetic import Float64, Typed
 from korch.tile.check.check import check_program
@@ -110,10 +107,6 @@ def _apply(graph: PrimitiveGraph, primitive: Primitive, inputs: Sequence[Array],
     dtype, category = graph.types[primitive.output].dtype, primitive.row.category
     if category is Category.ELEMENTWISE:
         return field.apply(primitive.op, dtype, inputs)
-    if isinstance(primitive.attributes, PadAttributes):
-        return _padded(primitive, inputs[0], dtype, primitive.attributes, field)
-    if isinstance(primitive.attributes, ConvAttributes) and primitive.op == "conv":
-        return _convolved(inputs[0], inputs[1], dtype, primitive.attributes, field)
     if category in (Category.LAYOUT, Category.BROADCAST):
         return np.asarray(primitive.row.reference(inputs, primitive.attributes))
     if isinstance(primitive.attributes, ReduceAttributes):
@@ -124,37 +117,6 @@ def _apply(graph: PrimitiveGraph, primitive: Primitive, inputs: Sequence[Array],
         products = field.product(Product.F64, a[..., :, :, None], b[..., None, :, :])
         return field.collect("sum", dtype, products, (-2,), np.ones((), bool))[..., 0, :]
     raise NotProvableError(primitive.op)
-
-
-def _padded(primitive: Primitive, x: Array, dtype: DType, attributes: PadAttributes, field: PairField) -> Array:
-    reference = primitive.row.reference
-    pads = replace(attributes, value=0.0)
-    moved, is_inside = (np.asarray(reference([a], pads)) for a in (x, np.ones(x.shape)))
-    return np.where(is_inside == 0, field.literal(dtype, attributes.value), moved)
-
-
-def _convolved(x: Array, w: Array, dtype: DType, attributes: ConvAttributes, field: PairField) -> Array:
-    """Return the sums of products over the positions and channels of a window."""
-    groups, n = attributes.groups, len(attributes.strides)
-    ends = zip(attributes.pads_begin, attributes.pads_end, strict=True)
-    x = np.pad(x, ((0, 0), (0, 0), *ends))
-    kernel = w.shape[2:]
-    counts = [
-        (size - (k - 1) * dilation - 1) // stride + 1
-        for size, k, dilation, stride in zip(x.shape[2:], kernel, attributes.dilations, attributes.strides, strict=True)
-    ]
-    terms = []
-    for place in np.ndindex(*kernel):
-        starts = [i * dilation for i, dilation in zip(place, attributes.dilations, strict=True)]
-        cut = [
-            slice(start, start + (count - 1) * stride + 1, stride)
-            for start, count, stride in zip(starts, counts, attributes.strides, strict=True)
-        ]
-        image = x[:, :, *cut].reshape(x.shape[0], groups, 1, -1, *counts)
-        weights = w[:, :, *place].reshape(1, groups, w.shape[0] // groups, -1, *(1,) * n)
-        terms.append(field.product(Product.F64, image, weights))
-    total = field.collect("sum", dtype, np.stack(terms), (0, 4), np.ones((), bool))
-    return total.reshape(x.shape[0], w.shape[0], *counts)
 
 
 def _differs_in_fields(program: TileProgram, graph: PrimitiveGraph, field: PairField) -> str:
