@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from korch.equivalence.rule import AnyRule
 from korch.equivalence.rules import (
     RULES,
     affine,
@@ -48,6 +50,25 @@ def sizes(rng: np.random.Generator, rank: int, most: int = 4) -> tuple[int, ...]
 
 def numbers(rng: np.random.Generator, rank: int, low: int, high: int) -> tuple[int, ...]:
     return tuple(int(n) for n in rng.integers(low, high + 1, rank))
+
+
+def check_rules(
+    make: Callable[[Draft], int], rules: Sequence[AnyRule], least: int, seeds: range, counted: Sequence[AnyRule] = ()
+) -> None:
+    """Apply rules to a graph for each seed, of floats and of integers.
+
+    Results must agree, and the counted rules (the first one if none are given) fire at least `least` times.
+    """
+    names = {rule.name for rule in counted or rules[:1]}
+    for integers in (False, True):
+        fired = 0
+        for seed in seeds:
+            draft = Draft(seed, integers=integers)
+            graph = draft.finish(make(draft))
+            result, report = apply_rules(graph, rules)
+            fired += sum(rule.fired for rule in report.rules if rule.name in names)
+            assert_alternatives_agree(result, graph, seed=seed, integers=integers)
+        assert fired >= least
 
 
 @FEW
@@ -112,35 +133,25 @@ def add_affine_steps(draft: Draft, x: int, axis: int, count: int) -> int:
 KINDS = ("conv", "matmul_right", "matmul_left")
 
 
-@pytest.mark.parametrize("integers", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_affine_after_linear(kind: str, integers: bool) -> None:
-    fired = 0
-    for seed in range(20):
-        draft = Draft(seed, integers=integers)
+def test_affine_after_linear(kind: str) -> None:
+    def make(draft: Draft) -> int:
         x = draft.input(*numbers(draft.rng, 2, 1, 4), *numbers(draft.rng, 2, 5, 7))
         y, axis = add_linear(draft, x, kind)
-        graph = draft.finish(add_affine_steps(draft, y, axis, int(draft.rng.integers(1, 4))))
-        result, report = apply_rules(graph, (*linear.RULES, *affine.RULES))
-        fired += report.rules[0].fired
-        assert_alternatives_agree(result, graph, seed=seed, integers=integers)
-    assert fired >= 8
+        return add_affine_steps(draft, y, axis, int(draft.rng.integers(1, 4)))
+
+    check_rules(make, (*linear.RULES, *affine.RULES), 8, range(20))
 
 
-@pytest.mark.parametrize("integers", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_affine_before_linear(kind: str, integers: bool) -> None:
-    fired = 0
-    for seed in range(20):
-        draft = Draft(seed + 1000, integers=integers)
+def test_affine_before_linear(kind: str) -> None:
+    def make(draft: Draft) -> int:
         x = draft.input(*numbers(draft.rng, 2, 1, 4), *numbers(draft.rng, 2, 5, 7))
         axis = {"matmul_right": 3, "matmul_left": 2}.get(kind, 1)
         x = add_affine_steps(draft, x, axis, int(draft.rng.integers(1, 4)))
-        graph = draft.finish(add_linear(draft, x, kind)[0])
-        result, report = apply_rules(graph, linear.RULES)
-        fired += report.rules[1].fired
-        assert_alternatives_agree(result, graph, seed=seed, integers=integers)
-    assert fired >= 5
+        return add_linear(draft, x, kind)[0]
+
+    check_rules(make, linear.RULES, 5, range(1000, 1020), linear.RULES[1:2])
 
 
 @FEW
@@ -180,20 +191,16 @@ def test_convolutions(seed: int) -> None:
 
 
 def test_row_convolutions_exactly() -> None:
-    fired = 0
-    for seed in range(40):
-        draft = Draft(seed, integers=True)
+    def make(draft: Draft) -> int:
         rng = draft.rng
         kernel = (int(rng.integers(3, 6)), int(rng.integers(1, 4)))
         pads = [numbers(rng, 2, 0, 2) for _ in range(2)]
         x = draft.input(1, *sizes(rng, 1), *(int(k + rng.integers(0, 4)) for k in kernel))
         w = draft.constant(int(rng.integers(1, 9)), draft.shape(x)[1], *kernel)
         steps = (1, int(rng.integers(1, 3)))
-        graph = draft.finish(draft.add("conv", (x, w), ConvAttributes(steps, *pads, (1, 1))))
-        result, report = apply_rules(graph, (convolution.FEW_CHANNEL_CONV_IS_ROW_CONV,))
-        fired += report.rules[0].fired
-        assert_alternatives_agree(result, graph, seed=seed, integers=True)
-    assert fired == 40
+        return draft.add("conv", (x, w), ConvAttributes(steps, *pads, (1, 1)))
+
+    check_rules(make, (convolution.FEW_CHANNEL_CONV_IS_ROW_CONV,), 40, range(40))
 
 
 def test_all_rules_together() -> None:
@@ -294,11 +301,8 @@ def test_windows_of_several_sizes() -> None:
     assert min(fired) >= 8
 
 
-@pytest.mark.parametrize("integers", [False, True])
-def test_products_of_three(integers: bool) -> None:
-    fired = 0
-    for seed in range(30):
-        draft = Draft(seed, integers=integers)
+def test_products_of_three() -> None:
+    def make(draft: Draft) -> int:
         m, k, n, p = numbers(draft.rng, 4, 1, 9)
         batch = (2,) * int(draft.rng.integers(0, 2))
         a, b, c = (
@@ -309,18 +313,13 @@ def test_products_of_three(integers: bool) -> None:
             y = draft.add("matmul", (draft.add("matmul", (a, b)), c))
         else:
             y = draft.add("matmul", (a, draft.add("matmul", (b, c))))
-        graph = draft.finish(y)
-        result, report = apply_rules(graph, products.RULES)
-        fired += report.rules[0].fired
-        assert_alternatives_agree(result, graph, seed=seed, integers=integers)
-    assert fired >= 8
+        return y
+
+    check_rules(make, products.RULES, 8, range(30))
 
 
-@pytest.mark.parametrize("integers", [False, True])
-def test_scaled_operands(integers: bool) -> None:
-    fired = 0
-    for seed in range(30):
-        draft = Draft(seed, integers=integers)
+def test_scaled_operands() -> None:
+    def make(draft: Draft) -> int:
         m, k, n = numbers(draft.rng, 3, 1, 5)
         side, is_turned, is_row = numbers(draft.rng, 3, 0, 1)
         batch = (2, 3)[: int(draft.rng.integers(0, 3))]
@@ -329,24 +328,19 @@ def test_scaled_operands(integers: bool) -> None:
         x = draft.input(*shape)
         r = draft.builder.input("r", ValueType((*shape[:-1], 1) if is_row else (1, shape[-1]), DType.F64))
         wide = draft.add("broadcast", (r,), BroadcastAttributes(shape))
-        step = draft.add("mul", (wide, x)) if integers or draft.rng.integers(2) else draft.add("div", (x, wide))
+        step = draft.add("mul", (wide, x)) if draft.integers or draft.rng.integers(2) else draft.add("div", (x, wide))
         if is_turned:
             step = draft.add(
                 "transpose", (step,), TransposeAttributes((*range(len(batch)), len(batch) + 1, len(batch)))
             )
         w = draft.builder.input("w", ValueType((*batch, *((n, m) if side else (k, n))), DType.F64))
-        graph = draft.finish(draft.add("matmul", (w, step) if side else (step, w)))
-        result, report = apply_rules(graph, scales.RULES)
-        fired += report.rules[0].fired
-        assert_alternatives_agree(result, graph, seed=seed, integers=integers)
-    assert fired >= 6
+        return draft.add("matmul", (w, step) if side else (step, w))
+
+    check_rules(make, scales.RULES, 6, range(30))
 
 
-@pytest.mark.parametrize("integers", [False, True])
-def test_sums_of_products(integers: bool) -> None:
-    fired = 0
-    for seed in range(30):
-        draft = Draft(seed, integers=integers)
+def test_sums_of_products() -> None:
+    def make(draft: Draft) -> int:
         rng = draft.rng
         roles = [*"abs", *rng.choice([*"abs*"], int(rng.integers(0, 3)))]  # of each axis
         roles = [str(role) for role in rng.permutation(roles)]
@@ -361,22 +355,17 @@ def test_sums_of_products(integers: bool) -> None:
             parts.append(wide)
         axes = tuple(i for i, role in enumerate(roles) if role == "s")
         product = draft.add("mul", tuple(parts))
-        graph = draft.finish(draft.add("reduce_sum", (product,), ReduceAttributes(axes)))
-        result, report = apply_rules(graph, reductions.RULES)
-        fired += sum(rule.fired for rule in report.rules)
-        assert_alternatives_agree(result, graph, seed=seed, integers=integers)
-    assert fired >= 8
+        return draft.add("reduce_sum", (product,), ReduceAttributes(axes))
+
+    check_rules(make, reductions.RULES, 8, range(30), reductions.RULES)
 
 
 def full(draft: Draft, shape: tuple[int, ...], number: float) -> int:
     return draft.builder.constant(np.full(shape, number))
 
 
-@pytest.mark.parametrize("integers", [False, True])
-def test_functions_of_moved_values(integers: bool) -> None:
-    fired = 0
-    for seed in range(30):
-        draft = Draft(seed, integers=integers)
+def test_functions_of_moved_values() -> None:
+    def make(draft: Draft) -> int:
         rng = draft.rng
         shape = (1, 2, *numbers(rng, 2, 1, 4))
         w = draft.constant(3, 2, 1, 1)
@@ -392,18 +381,13 @@ def test_functions_of_moved_values(integers: bool) -> None:
             op = str(rng.choice(["add", "sub", "mul"]))
             other = full(draft, draft.shape(x), 2.0) if rng.integers(2) else int(rng.choice(known))
             known.append(draft.add(op, (known[-1], other)))
-        graph = draft.finish(known[-1])
-        result, report = apply_rules(graph, moves.RULES)
-        fired += report.rules[0].fired
-        assert_alternatives_agree(result, graph, seed=seed, integers=integers)
-    assert fired >= 20
+        return known[-1]
+
+    check_rules(make, moves.RULES, 20, range(30))
 
 
-@pytest.mark.parametrize("integers", [False, True])
-def test_steps_of_broadcast_values(integers: bool) -> None:
-    fired = 0
-    for seed in range(30):
-        draft = Draft(seed, integers=integers)
+def test_steps_of_broadcast_values() -> None:
+    def make(draft: Draft) -> int:
         rng = draft.rng
         shape = numbers(rng, 4, 1, 5)
         x = draft.input(*(n if rng.integers(2) else 1 for n in shape[int(rng.integers(2)) :]))
@@ -412,11 +396,9 @@ def test_steps_of_broadcast_values(integers: bool) -> None:
         for _ in range(int(rng.integers(1, 4))):
             other = full(draft, shape, 2.0) if rng.integers(2) else int(rng.choice(known))
             known.append(draft.add(str(rng.choice(["add", "sub", "mul"])), (known[-1], other)))
-        graph = draft.finish(known[-1])
-        result, report = apply_rules(graph, [moves.STEPS_COME_BEFORE_THE_BROADCAST])
-        fired += report.rules[0].fired
-        assert_alternatives_agree(result, graph, seed=seed, integers=integers)
-    assert fired >= 15
+        return known[-1]
+
+    check_rules(make, [moves.STEPS_COME_BEFORE_THE_BROADCAST], 15, range(30))
 
 
 @pytest.mark.parametrize("dtype", [DType.F32, DType.F64])
@@ -450,11 +432,8 @@ def test_mish_in_one_exponential(dtype: DType) -> None:
     np.testing.assert_allclose(actual, given, rtol=limit, atol=1e-15)
 
 
-@pytest.mark.parametrize("integers", [False, True])
-def test_slices_of_an_image(integers: bool) -> None:
-    fired = 0
-    for seed in range(20):
-        draft = Draft(seed, integers=integers)
+def test_slices_of_an_image() -> None:
+    def make(draft: Draft) -> int:
         rng, rank = draft.rng, int(draft.rng.integers(1, 3))
         step, small = sizes(rng, rank, 3), numbers(rng, rank, 3, 5)
         channels = int(rng.integers(1, 3))
@@ -468,11 +447,9 @@ def test_slices_of_an_image(integers: bool) -> None:
         w = draft.constant(3, 4 * channels, *numbers(rng, rank, 1, 3))
         pads = [numbers(rng, rank, 0, 2) for _ in range(2)]
         attributes = ConvAttributes(sizes(rng, rank, 2), *pads, (1,) * rank, 1)
-        graph = draft.finish(draft.add("conv", (wide, w), attributes))
-        result, report = apply_rules(graph, convolution.RULES)
-        fired += next(r.fired for r in report.rules if r.name == "conv-of-slices-is-strided-conv")
-        assert_alternatives_agree(result, graph, seed=seed, integers=integers)
-    assert fired >= 8
+        return draft.add("conv", (wide, w), attributes)
+
+    check_rules(make, convolution.RULES, 8, range(20), [convolution.CONV_OF_SLICES_IS_STRIDED_CONV])
 
 
 @pytest.mark.parametrize("kind", ["conv", "matmul_right", "matmul_left"])
