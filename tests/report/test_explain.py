@@ -11,10 +11,11 @@ from korch.measure.uncompiled import Uncompiled
 from korch.numerics import Difference
 from korch.report.explain import explain, summary
 from korch.report.kernel import operations
-from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
+from korch.runtime.record import ModelRecord, PlanRecord
 from korch.runtime.report import Disturbance, OutputError, PlanResult, Report, RunTimes, ScheduleTimes
 from korch.search.result import PlanName, Round
 from korch.segments.record import PartitionRecord
+from tests.report.report_plans import plan_of, port_of, step_of
 
 NORM = """graph(%0 "i0": f32[2,8]) -> (%4 "o0")
 %1: f32[2] = reduce_sum(%0) {axes=[1]}
@@ -80,57 +81,32 @@ REPORT = Report(
 )
 
 
-def port(layout: str, place: str = "ARENA") -> PortRecord:
-    return PortRecord(0, "f32[2,8]", layout, place, 0)
-
-
 @pytest.fixture
 def plan() -> PlanRecord:
-    norm = StepRecord(
-        symbol="k1",
-        provider="generated",
-        variant="",
-        candidate="c1",
-        primitives=NORM,
+    norm = step_of(
+        NORM,
         origins=("LayerNormalization norm", "by reshapes-compose"),
-        inputs=(port("ab"),),
-        outputs=(port("ba"),),
+        outputs=(port_of(layout="ba"),),
         cost_ns=9000.0,
         bound_ns=3000.0,
-        is_measured=True,
         size_bytes=1536,
         work_flop=2_500_000,
-        workspace_bytes=0,
     )
-    matmul = replace(
-        norm,
+    constant = port_of(layout="", place="CONSTANT")
+    matmul = step_of(
+        "%2: f32[2,8] = matmul(%0, %1)\n",
         symbol="k2",
         provider="onnxruntime",
         origins=("",),
-        cost_ns=1000.0,
-        primitives="%2: f32[2,8] = matmul(%0, %1)\n",
         bound_ns=1000.0,
         is_measured=False,
-        inputs=(port("ba"), port("", "CONSTANT"), port("", "CONSTANT")),
-        outputs=(port(""),),
+        inputs=(port_of(layout="ba"), constant, constant),
+        outputs=(port_of(layout=""),),
         work_flop=512,
         size_bytes=100,
     )
-    tensor = TensorRecord("x", "f32", (2, 8))
-    return PlanRecord(
-        korch_version="0",
-        model=ModelRecord("m.onnx", ""),
-        inputs=(tensor,),
-        outputs=(tensor,),
-        threads=2,
-        steps=(norm, matmul),
-        arena_bytes=2048,
-        arena_bound_bytes=2048,
-        weights_bytes=0,
-        certificate={},
-        options={},
-        target={"cpu": "A CPU", "isa": "avx2"},
-    )
+    target = {"cpu": "A CPU", "isa": "avx2"}
+    return plan_of(norm, matmul, arena_bytes=2048, arena_bound_bytes=2048, target=target)
 
 
 WHOLE = """\

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from korch.costs.rates import MemoryLevel, Rates
 from korch.errors import OptionError
 from korch.report.kernel import kernel_text, limit_of, nearest_rival, rival_row, slowest, why
-from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
+from korch.runtime.record import PlanRecord, StepRecord
 from korch.runtime.report import GroupedKernel, GroupingRecord, Report, Rival
 from korch.search.result import PlanName
+from tests.report.report_plans import plan_of, port_of, step_of
 
 BODY = """graph(%0 "i0": f32[256,256], %1 "i1": f32[256,256]) -> (%2 "o0")
 %2: f32[256,256] = matmul(%0, %1)
@@ -20,48 +22,27 @@ MACHINE = Rates(levels=(MemoryLevel(2**20, 1e12, 1e12), MemoryLevel(0, 1e10, 1e1
 SQUARE = 4 * 256 * 256
 
 
-def port(place: str) -> PortRecord:
-    return PortRecord(0, "f32[256,256]", "ab", place, 0)
-
-
 @pytest.fixture
 def step() -> StepRecord:
-    return StepRecord(
-        symbol="k1",
+    square = partial(port_of, "f32[256,256]")
+    return step_of(
+        BODY,
         provider="gemm",
         variant="wide",
-        candidate="c1",
-        primitives=BODY,
         origins=("MatMul a", "by low-rank"),
-        inputs=(port("ARENA"), port("CONSTANT")),
-        outputs=(port("ARENA"),),
+        inputs=(square(), square(place="CONSTANT")),
+        outputs=(square(),),
         cost_ns=400_000.0,
         bound_ns=336_000.0,
-        is_measured=True,
         size_bytes=3 * SQUARE,
         work_flop=2 * 256**3,
-        workspace_bytes=0,
     )
 
 
 @pytest.fixture
 def plan(step: StepRecord) -> PlanRecord:
     small = replace(step, cost_ns=2000.0, bound_ns=200.0, candidate="c2", work_flop=100)
-    tensor = TensorRecord("x", "f32", (256, 256))
-    return PlanRecord(
-        korch_version="0",
-        model=ModelRecord(),
-        inputs=(tensor,),
-        outputs=(tensor,),
-        threads=1,
-        steps=(small, step, small, small),
-        arena_bytes=0,
-        arena_bound_bytes=0,
-        weights_bytes=0,
-        certificate={},
-        options={},
-        target={},
-    )
+    return plan_of(small, step, small, small)
 
 
 def test_the_limit_is_read_off_the_bound(step: StepRecord) -> None:

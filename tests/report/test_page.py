@@ -19,10 +19,11 @@ from korch.report.page import page, page_data
 from korch.report.profile import KernelTime, Profile
 from korch.report.threads import Threads, ThreadSpan, WatchedRun
 from korch.report.trace import trace
-from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
+from korch.runtime.record import PlanRecord
 from korch.runtime.report import GroupedKernel, GroupingRecord, OperatorRecord, Report, Rival, RunTimes
 from korch.search.result import Round
 from korch.segments.record import BlockRecord, PartitionRecord, SearchRecord
+from tests.report.report_plans import plan_of, port_of, step_of
 
 FIRST = """graph(%0 "i0": f32[2,8]) -> (%1 "o0")
 %1: f32[2,8] = exp(%0)
@@ -53,64 +54,31 @@ REPORT = Report(
 )
 
 
-def port(value: int, place: str, at: int, text: str = "f32[2,8]") -> PortRecord:
-    return PortRecord(value, text, "ab", place, at)
-
-
 @pytest.fixture
 def plan() -> PlanRecord:
-    first = StepRecord(
-        symbol="k1",
-        provider="generated",
-        variant="",
-        candidate="c1",
-        primitives=FIRST,
-        origins=("Exp a",),
-        inputs=(port(0, "INPUT", 0),),
-        outputs=(port(1, "ARENA", 0),),
-        cost_ns=1000.0,
-        bound_ns=500.0,
-        is_measured=True,
-        size_bytes=128,
-        work_flop=16,
-        workspace_bytes=0,
-    )
-    second = replace(
-        first,
+    first = step_of(FIRST, origins=("Exp a",), inputs=(port_of(place="INPUT"),), outputs=(port_of(value=1),))
+    second = step_of(
+        SECOND,
         symbol="k2",
         provider="gemm",
         candidate="c2",
-        primitives=SECOND,
         cost_ns=3000.0,
         origins=("MatMul b", "Tanh c", "by low-rank"),
         workspace_bytes=64,
         work_flop=256,
-        inputs=(port(1, "ARENA", 0), port(5, "CONSTANT", 0, "f32[8,8]")),
-        outputs=(port(3, "OUTPUT", 0),),
+        inputs=(port_of(value=1), port_of("f32[8,8]", place="CONSTANT", value=5)),
+        outputs=(port_of(place="OUTPUT", value=3),),
     )
-    tensor = TensorRecord("x", "f32", (2, 8))
-    return PlanRecord(
-        korch_version="0",
-        model=ModelRecord("m<1>.onnx", ""),
-        inputs=(tensor,),
-        outputs=(tensor,),
-        threads=2,
-        steps=(first, second),
-        arena_bytes=128,
-        arena_bound_bytes=128,
-        weights_bytes=256,
-        certificate={},
-        options={"gap": 0.1},
-        target={"cpu": "A CPU"},
-    )
+    memory = {"arena_bytes": 128, "arena_bound_bytes": 128, "weights_bytes": 256}
+    return plan_of(first, second, path="m<1>.onnx", options={"gap": 0.1}, **memory)
 
 
 def test_a_concatenation_in_place_is_no_kernel_and_takes_no_more_memory(plan: PlanRecord) -> None:
-    first = replace(plan.steps[0], workspace_bytes=0, outputs=(port(1, "ARENA", 0),))
-    other = replace(first, symbol="k3", outputs=(port(2, "ARENA", 64),))
-    whole = port(3, "ARENA", 0, "f32[4,8]")
+    first = replace(plan.steps[0], workspace_bytes=0, outputs=(port_of(value=1),))
+    other = replace(first, symbol="k3", outputs=(port_of(value=2, at=64),))
+    whole = port_of("f32[4,8]", value=3)
     joined = replace(first, symbol="", provider="in place", inputs=(*first.outputs, *other.outputs), outputs=(whole,))
-    late = replace(first, symbol="k4", inputs=other.outputs, outputs=(port(4, "OUTPUT", 0),))
+    late = replace(first, symbol="k4", inputs=other.outputs, outputs=(port_of(place="OUTPUT", value=4),))
     steps = (first, other, joined, replace(late, inputs=(whole,)), late)
     data = page_data(replace(plan, steps=steps), REPORT, {})
     assert data["memory"] == [128] * 5
