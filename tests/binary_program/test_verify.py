@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from korch.binary_program.problem import Certificate, Plan, Port, PricedKernel, Problem, Status
-from korch.binary_program.text import format_plan, format_problem, parse_plan, parse_problem
+from korch.binary_program.text import format_plan, format_problem, parse_problem
 from korch.binary_program.verify import check_problem, ready_order, verify_plan
 from korch.errors import InvalidGraphError
 from tests.small_problems import random_problem
@@ -112,10 +112,10 @@ def test_the_gap_is_relative_to_the_objective() -> None:
     assert Certificate(Status.UNKNOWN, None, 5, 1, 0, False).gap is None
 
 
-def test_texts_parse_back() -> None:
+def test_texts() -> None:
     assert format_problem(PROBLEM) == INSTANCE
-    for some in (plan(0, 1), Plan((), Certificate(Status.UNKNOWN, None, 3, 5, 1, False))):
-        assert parse_plan(format_plan(some)) == some
+    unknown = Plan((), Certificate(Status.UNKNOWN, None, 3, 5, 1, False))
+    assert format_plan(unknown) == "plan unknown objective=none bound=3 kernels=5 measured=1 bound-costs\n"
 
 
 @pytest.mark.parametrize(
@@ -132,12 +132,6 @@ def test_unreadable_instances_are_refused(text: str, message: str) -> None:
     with pytest.raises(InvalidGraphError) as info:
         parse_problem(text)
     assert str(info.value) == message
-
-
-@pytest.mark.parametrize("text", ["", "k0\n", "plan good objective=1 bound=1 kernels=1\n"])
-def test_unreadable_plans_are_refused(text: str) -> None:
-    with pytest.raises(InvalidGraphError, match=r"can't read|has no line"):
-        parse_plan(text)
 
 
 def by_passes(problem: Problem, kernels: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -23,16 +23,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from korch.binary_program.problem import Certificate, Computation, Plan, Port, PricedKernel, Problem, Status
+from korch.binary_program.problem import Computation, Plan, Port, PricedKernel, Problem
 from korch.errors import InvalidGraphError
 
 _STEP = re.compile(r"p(\d+): %(\d+) =((?: %\d+)*)$")
 _KERNEL = re.compile(r"k(\d+): ([p\d ]*) \| ?(.*?) ?-> (.*) \| (\d+) (bound|measured)(?: error (\d+))?(?: owns (.*))?$")
 _PORT = re.compile(r"%(\d+):(\S+)$")
-_PLAN = re.compile(
-    r"plan (\w+) objective=(\d+|none) bound=(\d+) kernels=(\d+) measured=(\d+) (bound|measured)"
-    r"-costs$"
-)
 
 
 def format_problem(problem: Problem) -> str:
@@ -128,34 +124,6 @@ def format_plan(plan: Plan, names: Sequence[str] | None = None) -> str:
         f"measured={c.measured} {kind}-costs"
     )
     return "\n".join([head, *(names[k] if names else f"k{k}" for k in plan.kernels)]) + "\n"
-
-
-def parse_plan(text: str) -> Plan:
-    """Return the plan that prints as `text`.
-
-    Raises:
-        InvalidGraphError: a line can't be read, or the certificate contradicts itself.
-    """
-    certificate: Certificate | None = None
-    kernels: list[int] = []
-    for number, line in _lines(text):
-        match = _PLAN.match(line)
-        if certificate is None and match and match[1] in {status.value for status in Status}:
-            certificate = Certificate(
-                status=Status(match[1]),
-                objective_ns=None if match[2] == "none" else int(match[2]),
-                bound_ns=int(match[3]),
-                kernels=int(match[4]),
-                measured=int(match[5]),
-                is_measured=match[6] == "measured",
-            )
-        elif certificate is not None and re.fullmatch(r"k\d+", line):
-            kernels.append(int(line[1:]))
-        else:
-            raise _unreadable(line, number)
-    if certificate is None:
-        raise InvalidGraphError("the text has no line 'plan STATUS ...'")
-    return Plan(tuple(kernels), certificate)
 
 
 def _lines(text: str) -> Iterator[tuple[int, str]]:
