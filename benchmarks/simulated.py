@@ -11,7 +11,8 @@ number of threads the kernels are rebuilt, if their provider offers the same ker
 program is extrapolated from its times on one and two threads. The time that a run on one thread needs outside of its
 kernels is added unchanged. The costs of joins, waits and bytes of other cores are measured on this machine
 (`benchmarks.core_costs`). The runs on one thread, and with joins and with tasks on the given numbers of threads, are
-interleaved. Each turn has one untimed run, which wakes the threads, and some timed runs.
+interleaved. Each turn has one untimed run, which wakes the threads, and some timed runs. Before, the results of joins
+and of tasks are compared bit by bit.
 """
 
 from __future__ import annotations
@@ -39,11 +40,14 @@ from korch.events.schedule import schedule_segment
 from korch.events.simulate import DEFAULT_COSTS, CoreCosts
 from korch.runtime.bind import bind_steps
 from korch.runtime.build import uses_of
+from korch.runtime.executable import Executable
 from korch.runtime.runnable import random_feeds
 
 SCHEDULES = ("joins", "tasks")
 RUNS = 3
 """The number of timed runs in a turn."""
+COMPARED = 10
+"""The number of inputs for which results are compared."""
 
 
 def main() -> None:
@@ -81,6 +85,8 @@ def measure(plan: Plan, counts: Sequence[int], seconds: float) -> dict[str, Any]
         made = plan if count == 2 else for_threads(plan, count)
         for schedule, parts in zip(SCHEDULES, (0, TASK_PARTS), strict=True):
             runs[str(count), schedule] = executable(made, parts)
+    for count in counts:
+        _require_equal(*(runs[str(count), schedule] for schedule in SCHEDULES))
     arrays = list(random_feeds(runs["1", "joins"].get_inputs(), 0).values())
     taken: dict[tuple[str, str], list[float]] = {way: [] for way in runs}
     kernels: list[list[tuple[int, ...]]] = [[], []]
@@ -102,6 +108,23 @@ def measure(plan: Plan, counts: Sequence[int], seconds: float) -> dict[str, Any]
         "kernels_ns": [np.median(np.array(own), axis=0).tolist() for own in kernels],
         "costs": {str(n): asdict(measure_costs(n, target.isa)) for n in counts},
     }
+
+
+def _require_equal(joins: Executable, tasks: Executable) -> None:
+    """Compare the results of both schedules for several inputs.
+
+    Each run is the first of a new executable. In later runs of an executable one thread may run all kernels, if
+    other processes occupy the cores.
+
+    Raises:
+        SystemExit: an output differs.
+    """
+    for seed in range(COMPARED):
+        arrays = list(random_feeds(joins.get_inputs(), seed).values())
+        results = [Executable(run.artifact)(*arrays) for run in (joins, tasks)]
+        for i, (expected, found) in enumerate(zip(*results, strict=True)):
+            if expected.tobytes() != found.tobytes():
+                raise SystemExit(f"output {i} differs with inputs {seed}")
 
 
 def predict(plan: Plan, counts: Sequence[int], measured: Mapping[str, Any]) -> dict[str, dict[str, float]]:
