@@ -1,6 +1,6 @@
-"""Compares products with one row with a sum of the same number of bytes, for weights of each type.
+"""Compares products of one or a few rows with a sum of the same number of bytes, for weights of each type.
 
-    python -m benchmarks.one_row [--rounds 3] [--output benchmarks/results/one_row.json]
+    python -m benchmarks.one_row [--rows 1,2,4,8] [--rounds 3] [--output benchmarks/results/one_row.json]
 
 A kernel is measured as in a search of a large model: its weights are in no cache. In the same rounds as each product,
 another kernel adds up the same number of bytes of float32. The quotient is the time of the sum divided by the time of
@@ -11,6 +11,7 @@ has the median over the rounds, and the least and the largest quotient.
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping
@@ -47,23 +48,23 @@ def filled(shape: tuple[int, int], dtype: DType) -> np.ndarray:
     return (np.arange(shape[0] * shape[1]) % 7).reshape(shape).astype(dtype.numpy)
 
 
-def floats(k: int, n: int, dtype: DType) -> Group:
-    """Return a product by weights of a type; other types than float32 are cast to it."""
+def floats(m: int, k: int, n: int, dtype: DType) -> Group:
+    """Return a product of m rows by weights of a type; other types than float32 are cast to it."""
     g = Graph()
     weights = g.constant(filled((k, n), dtype))
     if dtype is not DType.F32:
         weights = g.add("cast", [weights], CastAttributes(DType.F32.value))
-    return g.group(g.add("matmul", [g.tensor(1, k), weights]))
+    return g.group(g.add("matmul", [g.tensor(m, k), weights]))
 
 
-def integers(k: int, n: int, bits: int, block: int) -> Group:
-    """Return a product by integers of `bits` bits, with a scale for each `block` of terms; 0 means one per column."""
+def integers(m: int, k: int, n: int, bits: int, block: int) -> Group:
+    """Return a product of m rows by integers, with a scale for each `block` of terms; 0 means one per column."""
     g = Graph()
     block = block or k
     q = g.constant(filled((k * bits // 8, n), DType.I8 if bits == 8 else DType.U8))
     scales = g.constant(filled((k // block, n), DType.F32))
     attributes = StoredAttributes(bits, block, 8 if bits == 4 else 0)
-    return g.group(g.add("matmul_stored", [g.tensor(1, k), q, scales], attributes))
+    return g.group(g.add("matmul_stored", [g.tensor(m, k), q, scales], attributes))
 
 
 def sum_of(read: int) -> Group:
@@ -74,9 +75,10 @@ def sum_of(read: int) -> Group:
     return replace(group, constant_inputs=frozenset({0}))  # so that this input is in no cache either
 
 
-WEIGHTS: Mapping[str, Callable[[int, int], Group]] = {
+WEIGHTS: Mapping[str, Callable[[int, int, int], Group]] = {
     "float32": partial(floats, dtype=DType.F32),
     "bfloat16": partial(floats, dtype=DType.BF16),
+    "float16": partial(floats, dtype=DType.F16),
     "int8, a scale per column": partial(integers, bits=8, block=0),
     "int8, blocks of 32": partial(integers, bits=8, block=32),
     "int4, blocks of 32": partial(integers, bits=4, block=32),
@@ -92,15 +94,16 @@ def bytes_of(group: Group) -> int:
 def main() -> int:
     """Measure; return 1 if the median quotient of a product is below `GOAL`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", default="1")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     products, sums = GemmProvider(), GeneratedProvider()
     rows = []
     with tempfile.TemporaryDirectory() as folder, open_meter(Options(cache_folder=folder), WEIGHTS_BYTES) as meter:
-        for k, n in SIZES:
+        for (k, n), m in itertools.product(SIZES, map(int, args.rows.split(","))):
             for name, make in WEIGHTS.items():
-                group = make(k, n)
+                group = make(m, k, n)
                 pair = [
                     [Candidate(g, p.name, offer, p.version) for offer in p.offer(g, meter.target)]
                     for g, p in ((group, products), (sum_of(bytes_of(group)), sums))
@@ -115,6 +118,7 @@ def main() -> int:
                 rows.append(
                     {
                         "weights": name,
+                        "rows": m,
                         "terms": k,
                         "columns": n,
                         "bytes": bytes_of(group),
@@ -124,7 +128,7 @@ def main() -> int:
                     }
                 )
                 low, middle, high = rows[-1]["quotient"]
-                print(f"{k:5} x {n:5} {name:26} {middle:.2f} ({low:.2f} to {high:.2f})", flush=True)
+                print(f"{m:2} x {k:5} x {n:5} {name:26} {middle:.2f} ({low:.2f} to {high:.2f})", flush=True)
     write_rows(args.output, rows, "rows")
     return int(any(row["quotient"][1] < GOAL for row in rows))
 

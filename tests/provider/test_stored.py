@@ -53,6 +53,8 @@ def test_products_of_few_and_of_many_rows(target, builder, rng):
     n = target.lanes
     groups = [
         *(stored((m, 64), 4 * n) for m in (1, 2, 3, 4, 13)),
+        *(stored((m, 96), 5 * n + 3, block=32, zero=8) for m in (2, 5, 6, 7, 8)),
+        *(stored((m, 96), 5 * n + 3, bits=8, block=32, zero=128) for m in (2, 3, 4, 7, 8)),
         stored((1, 1, 96), 8 * n, zero=8, after=True),
         stored((1, 5, 96), 8 * n, zero=8, after=True),
         stored((2, 3, 64), 3 * n + 5, after=True),

@@ -1,12 +1,13 @@
 """Products by weights stored in few bits -> tile programs that widen the weights after loading them.
 
-Columns are adjacent in memory, in strips. For few rows, the weights of a block of terms are widened in registers,
-multiplied and added up, and the sums of the block are scaled. For more rows, a task widens and scales some terms of its
-columns once, into a tile, and multiplies all rows by this tile.
+Columns are adjacent in memory, in strips. For few rows, the weights of a block of terms are widened in registers once
+for all rows, multiplied and added up, and the sums of the block are scaled. For more rows, a task widens and scales
+some terms of its columns once, into a tile, and multiplies all rows by this tile.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from korch.primitive.ops.stored import StoredAttributes
 from korch.primitive.types import DType
 from korch.schedule.blocks import Blocked, cut, direct, fill, flat, spaced, store
 from korch.schedule.contraction import Layouts, NotFusedError, extent, matmul_axes
-from korch.tile.ir.index import Expr, add, quotient, scale, var
+from korch.tile.ir.index import Expr, add, constant, quotient, scale, var
 from korch.tile.ir.program import (
     Accumulate,
     At,
@@ -41,8 +42,8 @@ from korch.tile.lower.emit import Emitter
 from korch.tile.lower.loops import arrange, grid_for
 from korch.tile.lower.staging import Machine
 
-FEW_ROWS = 3
-"""Up to this many rows, weights are widened in registers each time they are used."""
+FEW_ROWS = 8
+"""Up to this many rows, if their sums fit, weights are widened in registers."""
 
 FEW_ROWS_VECTORS = 4
 """Vectors of columns in a strip for few rows: their sums are in registers at the same time."""
@@ -67,8 +68,10 @@ class StoredBlocking:
 def blocking_of(root: StoredAttributes, rows: int, terms: int, lanes: int, registers: Registers) -> StoredBlocking:
     """Return how a product of some rows and terms is divided."""
     blocks = -(-terms // root.block)
-    if rows <= FEW_ROWS:
-        return StoredBlocking(rows, FEW_ROWS_VECTORS * lanes, _part(root, SHORT_REDUCTION * root.each), None)
+    sums, room = rows * root.each, registers.rows * registers.vectors
+    if rows <= FEW_ROWS and sums <= room:
+        vectors = FEW_ROWS_VECTORS if FEW_ROWS_VECTORS * sums <= room else registers.vectors
+        return StoredBlocking(rows, vectors * lanes, _part(root, SHORT_REDUCTION * root.each), None)
     whole = max((d for d in range(1, blocks + 1) if blocks % d == 0 and d * root.block <= TILE_TERMS), default=0)
     chunk = whole * root.block or _part(root, TILE_TERMS)
     return StoredBlocking(min(rows, BLOCK_ROWS), registers.vectors * lanes, chunk, registers)
@@ -196,22 +199,24 @@ class _Own:
 
     def few(self, is_direct: bool) -> tuple[Step, ...]:
         """Return the steps for few rows: the sums of a block, and their addition to those of earlier blocks."""
-        i, j = self.axes
+        _, j = self.axes
         rows = self.blocking.terms // self.of.at.each
         emitter = self.of.fusion.emitter({**self.ranges, "r": (0, rows - 1)})
-        weights = self.weights(emitter, var("r"))
+        weights = tuple(self.weights(emitter, var("r")))
+        terms = [add(self.first, scale(var("r"), self.of.at.each), constant(h)) for h in range(len(weights))]
+        self.buffers += [Buffer(f"u{h}", Level.TILE, DType.F32, self.buffers[0].elements) for h in range(len(weights))]
         sinks = []
-        for h, weight in enumerate(weights):
-            term = add(self.first, scale(var("r"), self.of.at.each), Expr(h, ()))
+        for i, (h, weight) in itertools.product(range(self.blocking.rows), enumerate(weights)):
             if is_direct:
-                x = self.of.argument(emitter, 0, self.of.values([self.row, self.column, term], emitter.ranges))
+                places = self.of.values([constant(i), self.column, terms[h]], emitter.ranges)
+                x = self.of.argument(emitter, 0, places)
             else:
                 x = f"x{len(emitter.ops)}"
-                emitter.ops.append(Load(x, DType.F32, "ca", add(scale(self.row, self.of.copy_row), term)))
-            sinks.append(Accumulate(f"u{h}", self.total.index, emitter.apply(DType.F32, "mul", x, weight), "sum"))
-            self.buffers.append(Buffer(f"u{h}", Level.TILE, DType.F32, self.buffers[0].elements))
-        sums = Pass((i, j, Axis("r", rows, True)), "j", tuple(emitter.ops), tuple(sinks))
-        return sums, self.added(len(sinks))
+                emitter.ops.append(Load(x, DType.F32, "ca", add(constant(i * self.of.copy_row), terms[h])))
+            place = add(constant(i * self.blocking.strip), var("j"))
+            sinks.append(Accumulate(f"u{h}", place, emitter.apply(DType.F32, "mul", x, weight), "sum"))
+        sums = Pass((j, Axis("r", rows, True)), "j", tuple(emitter.ops), tuple(sinks))
+        return sums, self.added(len(weights))
 
     def added(self, count: int) -> Pass:
         """Return the pass that adds the scaled sums of a block to the total."""

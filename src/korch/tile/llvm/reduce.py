@@ -81,9 +81,10 @@ class SumPrinter(SpanPrinter):
     def reduce_lanes(self, vectors: list[PointVector]) -> None:
         """Print the accumulation of whole vectors of kept elements, and their stores."""
         count, inner = len(vectors), self.reduced[-1] if self.reduced else None
-        copies = UNROLL if count == 1 and inner is not None and inner.extent >= 2 * UNROLL else 1
-        start = self.starts(vectors[0].lanes, max(count, copies))
         size = len(self.accumulators)
+        is_long = inner is not None and inner.extent >= 2 * UNROLL
+        copies = UNROLL if count == 1 and is_long and size <= UNROLL else 1
+        start = self.starts(vectors[0].lanes, max(count, copies))
 
         def step(env: Env, sums: Sums, copy: int) -> Sums:
             own = list(sums)
