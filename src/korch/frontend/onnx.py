@@ -181,6 +181,8 @@ def read_model(model: str | Path | bytes | onnx.ModelProto | HeldModel) -> Loade
         if item.name not in initializers or item.name in defaults
     ]
     constants = {n: array for n, array in constants.items() if n not in defaults}
+    for n in constants.keys() - held.keys():
+        constants[n].flags.writeable = False  # its digest is computed once
     version = proto.ir_version
     return LoadedModel(name, version, opsets, declared, list(graph.output), outputs, nodes, constants, defaults)
 

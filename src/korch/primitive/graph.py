@@ -11,6 +11,7 @@ Alternatives can form cycles, so a graph's numbering is not always topological.
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -48,13 +49,20 @@ class Constant:
         if not dense.size:
             text = f"{dense.dtype}{shape}".encode()
             return Constant(dense.reshape(shape), hashlib.sha256(text).hexdigest()[:16])
+        if (known := _known_digest(dense)) is not None:
+            return Constant(dense.reshape(shape), known)
         rows = dense.reshape(-1).view(np.uint8).reshape(dense.size, -1)
         is_uniform = bool((rows[0] == rows[-1]).all() and (rows == rows[0]).all())
         if is_uniform:
             rows, dense = rows[0], np.broadcast_to(dense.reshape(-1)[0], shape)
         digest = hashlib.sha256(f"{dense.dtype}{shape}{is_uniform}".encode())
         digest.update(np.ascontiguousarray(rows).data)
-        return Constant(dense.reshape(shape), digest.hexdigest()[:16])
+        if dense is not array and not is_uniform:
+            dense.flags.writeable = False  # a copy of its own
+        found = Constant(dense.reshape(shape), digest.hexdigest()[:16])
+        if not is_uniform:
+            _remember_digest(found)
+        return found
 
     @property
     def type(self) -> ValueType:
@@ -81,6 +89,39 @@ class Constant:
 
     def __hash__(self) -> int:
         return hash(self.digest)
+
+
+_LARGE_BYTES = 1 << 16  # the digests of larger constants are kept
+_digests: dict[tuple[object, ...], tuple[weakref.ref[Array], str]] = {}  # with the owner of the memory
+
+
+def _digest_key(array: Array) -> tuple[object, ...]:
+    return array.__array_interface__["data"][0], array.shape, array.dtype.str
+
+
+def _owner(array: Array) -> Array:
+    """Return the array that keeps the memory of an array."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def _known_digest(array: Array) -> str | None:
+    """Return the digest of a large array that can't be written, if it was computed before; else None.
+
+    A model is read once for each of several sizes, with the same weights.
+    """
+    if array.nbytes < _LARGE_BYTES or _owner(array).flags.writeable:
+        return None
+    owner, digest = _digests.get(_digest_key(array), (None, ""))
+    return digest if owner is not None and owner() is _owner(array) else None
+
+
+def _remember_digest(constant: Constant) -> None:
+    owner = _owner(constant.array)
+    if constant.array.nbytes >= _LARGE_BYTES and not owner.flags.writeable:
+        key = _digest_key(constant.array)
+        _digests[key] = weakref.ref(owner, lambda _: _digests.pop(key, None)), constant.digest
 
 
 @dataclass(frozen=True, slots=True)
