@@ -218,20 +218,40 @@ class _Line:
                 found[start + 1 : i + 1] = [_FAR] * (i - start)
         return found
 
-    def signatures(self) -> npt.NDArray[np.int64]:
-        """Return a number per primitive that encodes its operation, types and the distances to its inputs."""
+    def signatures(self) -> _Signatures:
+        """Return what tells whether two primitives are the same step of two repetitions."""
         numbers: dict[object, int] = {}
-        given = {value for _, value in self.graph.inputs}
-        found = []
+        # Each repetition may have inputs of its own, such as its states; all may read the same other ones.
+        shared = {value for _, value in self.graph.inputs if len(self.graph.consumers[value]) > 1}
+        most = max((len(p.inputs) for p in self.graph.primitives), default=0)
+        own = np.zeros(self.count, np.int64)
+        near, same = np.zeros((self.count, most), np.int64), np.zeros((self.count, most), np.int64)
         for i, p in enumerate(self.order):
             primitive = self.graph.primitives[p]
-            inputs = tuple(
-                i - self.place_of_value.get(v, -1) if v in self.place_of_value or v in given else self.graph.types[v]
-                for v in primitive.inputs
-            )
-            own = (primitive.op, primitive.attributes, self.graph.types[primitive.output], inputs)
-            found.append(numbers.setdefault(own, len(numbers)))
-        return np.array(found, np.int64)
+            for k, v in enumerate(primitive.inputs):
+                if v in self.place_of_value:
+                    near[i, k], same[i, k] = i - self.place_of_value[v], v
+                else:
+                    near[i, k] = same[i, k] = -1 - v if v in shared else 0
+            types = tuple(self.graph.types[v] for v in (primitive.output, *primitive.inputs))
+            own[i] = numbers.setdefault((primitive.op, primitive.attributes, types), len(numbers))
+        return _Signatures(own, near, same)
+
+
+@dataclass(frozen=True, slots=True)
+class _Signatures:
+    """A number per primitive that encodes its operation and types, and two for each operand, by place."""
+
+    own: npt.NDArray[np.int64]
+    near: npt.NDArray[np.int64]  # the distance to the operand
+    same: npt.NDArray[np.int64]  # the operand itself, which all repetitions may read
+
+    def repeat(self, low: int, high: int, period: int) -> npt.NDArray[np.bool_]:
+        """Return, for the places from `low` to `high` - `period`, whether the place a period later is the same step."""
+        first, second = slice(low, high - period), slice(low + period, high)
+        reads = (self.near[first] == self.near[second]) | (self.same[first] == self.same[second])
+        found: npt.NDArray[np.bool_] = (self.own[first] == self.own[second]) & reads.all(1)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +292,7 @@ class _Cutter:
         """Return the repetition that saves most primitives; among equal ones, that of the least period."""
         best: tuple[int, int, int] = (0, 0, 0)  # saved, -period, start
         for period in range(LEAST_PERIOD, (high - low) // 2 + 1):
-            same = self.signatures[low : high - period] == self.signatures[low + period : high]
+            same = self.signatures.repeat(low, high, period)
             edges = np.flatnonzero(np.diff(np.concatenate(([0], same, [0]))))
             units = (edges[1::2] - edges[::2] + period) // period
             if len(units):
@@ -286,7 +306,7 @@ class _Cutter:
 
     def run_end(self, start: int, period: int, high: int) -> int:
         """Return the end of the repetition that begins at `start`."""
-        same = self.signatures[start : high - period] == self.signatures[start + period : high]
+        same = self.signatures.repeat(start, high, period)
         different = np.flatnonzero(~same)
         return start + period + (int(different[0]) if len(different) else len(same))
 
