@@ -25,7 +25,8 @@ def _transpose(c: Context) -> Result:
 
 def _concat(c: Context) -> Result:
     axis = axis_of(c.attributes.integer("axis"), c.rank(c.input(0)))
-    return c.concat(c.inputs, axis)
+    parts = [value for value in c.inputs if c.shape(value)[axis]]
+    return parts[0] if len(parts) == 1 else c.concat(parts or c.inputs, axis)
 
 
 def _split(c: Context) -> Result:
