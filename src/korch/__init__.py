@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from korch.runtime.ranged import RangedExecutable
     from korch.runtime.runnable import Runnable
     from korch.runtime.shaped import ShapedExecutable
+    from korch.runtime.stateful import Session, StatefulExecutable
 
 __version__ = "0.1.0.dev0"
 __all__ = [
@@ -43,7 +44,9 @@ __all__ = [
     "RangedExecutable",
     "Runnable",
     "SearchLimits",
+    "Session",
     "ShapedExecutable",
+    "StatefulExecutable",
     "__version__",
     "load",
     "optimize",
@@ -61,6 +64,8 @@ _HOMES = {
     "Runnable": "korch.runtime.runnable",
     "ShapedExecutable": "korch.runtime.shaped",
     "RangedExecutable": "korch.runtime.ranged",
+    "StatefulExecutable": "korch.runtime.stateful",
+    "Session": "korch.runtime.stateful",
     "ModuleExecutable": "korch.pytorch.module",
     "HostedExecutable": "korch.host.executable",
     "CudaExecutable": "korch.cuda.runtime.executable",

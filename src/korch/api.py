@@ -28,6 +28,7 @@ from korch.pipeline.assumed import assumed, assumed_text, fixed
 from korch.pipeline.background import BackgroundExecutable, has_background
 from korch.pipeline.ranges import optimize_ranges
 from korch.pipeline.source import onnx_source
+from korch.pipeline.stateful import optimize_stateful, state_sizes
 from korch.ranges.binding import Bound, is_open, static
 from korch.report.progress import shown
 from korch.runtime import shaped
@@ -316,6 +317,12 @@ class _Job:
 
     def build(self, bindings: Sequence[Binding]) -> Runnable:
         """Return an executable for all bindings."""
+        is_one = len(bindings) == 1 and not self.options.is_cuda
+        sizes = state_sizes(read_model(self.source), bindings[0]) if is_one else None
+        if sizes is not None:
+            if sizes.text:
+                logger.warning("%s", sizes.text)
+            return optimize_stateful(self.source, sizes, self.options, self.progress, self.deadline, self.watch)
         try:
             if len(bindings) > 1 or not is_open(bindings[0]):
                 return self._bound(bindings)

@@ -20,6 +20,7 @@ _CLASSES = {
     "korch": ("korch.runtime.executable", "Executable"),
     "korch-shaped": ("korch.runtime.shaped", "ShapedExecutable"),
     "korch-ranged": ("korch.runtime.ranged", "RangedExecutable"),
+    "korch-stateful": ("korch.runtime.stateful", "StatefulExecutable"),
     "korch-hosted": ("korch.host.executable", "HostedExecutable"),
     "korch-cuda": ("korch.cuda.runtime.executable", "CudaExecutable"),
 }

@@ -135,6 +135,7 @@ class Offer:
         vector_flop: if matrix units multiply, the operations that vector units do, maybe at the same time.
         is_in_place: whether no kernel runs: the inputs are consecutive parts of the output, and the kernels
             that compute them write into the output's memory.
+        updates: whether the output is the memory of the first input, an input of the model that is overwritten.
         is_loop_nest: whether it runs the primitives in loops, so that its time can be estimated from
             their operations.
     """
@@ -146,6 +147,7 @@ class Offer:
     pairs: float = 0
     vector_flop: int = 0
     is_in_place: bool = False
+    updates: bool = False
     is_loop_nest: bool = False
 
 

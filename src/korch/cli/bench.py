@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from korch.api import build
-from korch.cli.select import plan_at, sizes_of
+from korch.cli.select import inputs_at, plan_at, sizes_of
 from korch.errors import ArtifactError, ModelError, OptionError
 from korch.inputs import random_inputs
 from korch.loading import load
@@ -27,6 +27,7 @@ from korch.runtime.record import ModelRecord
 from korch.runtime.report import Report
 from korch.runtime.runnable import Runnable, random_feeds
 from korch.runtime.shaped import FORMAT, ShapedExecutable
+from korch.runtime.stateful import StatefulExecutable
 from korch.system.files import open_file
 from korch.system.scratch import scratch_folder
 
@@ -75,6 +76,8 @@ def bench(
         if path is not None and not path.is_file():
             raise ModelError("there is no such file", where=str(path))
         described, report = executable.get_inputs(), executable.report
+        if isinstance(executable, StatefulExecutable):
+            described = inputs_at(executable, shapes)
         if isinstance(executable, RangedExecutable):
             sizes = sizes_of(executable, {**executable.planned_bindings()[0], **shapes})  # else the largest sizes
             described, report = executable.inputs_at(sizes), executable.serving(sizes)[0].report
@@ -142,7 +145,8 @@ def bindings_of(
 def _load(path: Path, shapes: Mapping[str, Sequence[int]]) -> Runnable:
     """Return the executable of an artifact; if it has a plan for each of several shapes, the one for these."""
     executable: Runnable = load(path)
-    is_shaped = isinstance(executable, ShapedExecutable) and not isinstance(executable, RangedExecutable)
+    is_served = isinstance(executable, RangedExecutable | StatefulExecutable)
+    is_shaped = isinstance(executable, ShapedExecutable) and not is_served
     return plan_at(executable, shapes, path) if is_shaped else executable
 
 

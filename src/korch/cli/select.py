@@ -12,6 +12,7 @@ from korch.runtime.runnable import PlanExecutable, Runnable, TensorInfo
 if TYPE_CHECKING:
     from korch.runtime.ranged import RangedExecutable
     from korch.runtime.shaped import ShapedExecutable
+    from korch.runtime.stateful import StatefulExecutable
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -28,6 +29,8 @@ def inputs_at(executable: Runnable, shapes: Shapes) -> list[TensorInfo]:
         return executable.example_inputs()
     if ranged := as_ranged(executable):
         return ranged.inputs_at(sizes_of(ranged, shapes))
+    if stateful := as_stateful(executable):
+        return stateful.inputs_at(*_rows_of(shapes))
     return plan_at(executable, shapes, "the artifact").get_inputs()
 
 
@@ -44,6 +47,8 @@ def plan_at(executable: Runnable, shapes: Shapes, name: str | Path) -> PlanExecu
             names = ", ".join(f"{d.name}={d.range_text}" for d in ranged.ranges.dimensions)
             raise OptionError("it is for ranges of sizes", str(name), f"--shape and one size of {names}")
         return ranged.serving(sizes_of(ranged, shapes))[0]
+    if stateful := as_stateful(executable):
+        return stateful.serving(*_rows_of(shapes))
     if isinstance(executable, ShapedExecutable):
         return _shaped_plan(executable, shapes, name)
     if not isinstance(executable, PlanExecutable):
@@ -63,6 +68,21 @@ def as_ranged(executable: Runnable) -> RangedExecutable | None:
     from korch.runtime.ranged import RangedExecutable
 
     return executable if isinstance(executable, RangedExecutable) else None
+
+
+def as_stateful(executable: Runnable) -> StatefulExecutable | None:
+    """Return an executable if it has states, else None."""
+    from korch.runtime.stateful import StatefulExecutable
+
+    return executable if isinstance(executable, StatefulExecutable) else None
+
+
+def _rows_of(shapes: Shapes) -> tuple[int, int]:
+    """Return the numbers of earlier and of new rows of a run."""
+    if shapes.keys() != {"past", "rows"} or any(len(shape) != 1 for shape in shapes.values()):
+        expected = "past= and rows=, as --shape past=100 --shape rows=1"
+        raise OptionError("the artifact has states", "option --shape", expected)
+    return shapes["past"][0], shapes["rows"][0]
 
 
 def _shaped_plan(executable: ShapedExecutable, shapes: Shapes, name: str | Path) -> PlanExecutable:

@@ -31,6 +31,7 @@ from korch.options import Options
 from korch.provider.for_sizes import kernel_for_sizes
 from korch.provider.in_place import InPlaceProvider
 from korch.provider.provider import Kernel, Provider
+from korch.provider.state import StateProvider
 from korch.records import plain
 from korch.system.deadline import Deadline
 from korch.target import Target
@@ -86,7 +87,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
 
         `weights_bytes`: the bytes of the model's constants; a run reads all of them.
         """
-        super().__init__(options, (*providers, InPlaceProvider()))
+        super().__init__(options, (*providers, InPlaceProvider(), StateProvider()))
         self.target = target_of(options)
         self.model = model_for(self.target.isa) if options.ablation.learned_costs else None
         self.builder = Builder(self.target.isa, options.cache_folder, end)

@@ -52,7 +52,7 @@ def run_jobs(
     waiting = list(range(len(jobs)))
     stop = stop or Deadline()
     while waiting and not stop.is_over:
-        session = Session(len(waiting), hang_seconds, stop)
+        session = TimingSession(len(waiting), hang_seconds, stop)
         found = session.run({**task, "jobs": [jobs[i] for i in waiting]}, process)
         for local, i in enumerate(waiting):
             results[i] = found[local]
@@ -121,7 +121,7 @@ class MeasuringProcess:
             return code, "; ".join(printed.read().decode(errors="replace").strip().splitlines())
 
 
-class Session:
+class TimingSession:
     """One task of a measuring process."""
 
     def __init__(self, count: int, hang_seconds: float, stop: Deadline) -> None:

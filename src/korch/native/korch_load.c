@@ -20,15 +20,15 @@ static const uint64_t MOST_BYTES = (uint64_t)1 << 30, MOST_ALIGNMENT = 4096;
 /* -- Functions that kernels may call -------------------------------------------------------------------------------- */
 
 int korch_loop_create(), korch_loop_run(), korch_loop_team(), korch_loop_destroy(),
-    korch_onnxruntime_create(), korch_onnxruntime_run(), korch_onnxruntime_destroy();
+    korch_onnxruntime_create(), korch_onnxruntime_run(), korch_onnxruntime_destroy(), korch_rows_run();
 
 #define AT(name) {#name, (const void *)name}
 #define BOTH(name) AT(name), AT(name##f)
 static const entry own_entries[] = {
     AT(korch_region), AT(korch_max_threads), AT(korch_matrix_units), AT(korch_loop_create), AT(korch_loop_run),
     AT(korch_loop_team), AT(korch_loop_destroy), AT(korch_onnxruntime_create), AT(korch_onnxruntime_run),
-    AT(korch_onnxruntime_destroy), AT(memcpy), AT(memset), AT(memmove), AT(memcmp), BOTH(sin), BOTH(cos), BOTH(tan),
-    BOTH(asin), BOTH(acos), BOTH(atan), BOTH(sinh), BOTH(cosh),
+    AT(korch_onnxruntime_destroy), AT(korch_rows_run), AT(memcpy), AT(memset), AT(memmove), AT(memcmp), BOTH(sin), BOTH(cos),
+    BOTH(tan), BOTH(asin), BOTH(acos), BOTH(atan), BOTH(sinh), BOTH(cosh),
     BOTH(tanh), BOTH(asinh), BOTH(acosh), BOTH(atanh), BOTH(exp), BOTH(log), BOTH(pow), BOTH(fmod), BOTH(erf), BOTH(exp2),
     BOTH(fma), BOTH(floor), BOTH(ceil), BOTH(trunc), BOTH(rint), BOTH(nearbyint), BOTH(round)};
 

@@ -129,7 +129,7 @@ static void copy_outputs(const korch_handle *h, const void *const *inputs, void 
                            : row->from.place == OUTPUT ? (char *)outputs[row->from.at] + row->from.offset
                                                        : locate(h, &row->from, 0);
         const size_t size = (size_t)h->plan->outputs.rows[row->output].size_bytes;
-        if (size) memcpy(outputs[row->output], from, size);
+        if (size && outputs[row->output] != from) memcpy(outputs[row->output], from, size); /* a state may be both */
     }
 }
 

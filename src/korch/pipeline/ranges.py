@@ -100,7 +100,7 @@ def _for_all(
 ) -> RangedExecutable | None:
     """Return an executable of plans that serve all sizes up to their own; None if each size needs its own plan."""
     try:
-        found, ranges = _plans(source, options, progress, deadline, watch)
+        found, ranges = plans_for_all(source, options, progress, deadline, watch)
         return RangedExecutable(*combine(found, builder_of(options)), ranges)
     except UnsupportedError as error:
         if not 1 < count_sizes(source.dimensions) <= options.search.exact_sizes:
@@ -127,7 +127,7 @@ def _given(source: Source, options: Options) -> Arrays | None:
     return {name: converted(name, arrays[name], type_.dtype.numpy, where) for name, type_ in types.items()}
 
 
-def _plans(
+def plans_for_all(
     source: Source, options: Options, progress: Progress, deadline: Deadline, watch: Watch | None
 ) -> tuple[list[Executable], Ranges]:
     """Return executables for a few upper sizes, and how they serve all sizes of the ranges."""

@@ -29,6 +29,7 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.loop import LoopAttributes
 from korch.primitive.ops.opaque import OpaqueAttributes, onnx_type, opaque_model
 from korch.primitive.ops.reduce import BroadcastAttributes, PoolAttributes, ReduceAttributes, identity
+from korch.primitive.ops.state import WriteAttributes
 from korch.primitive.ops.stored import StoredAttributes
 from korch.primitive.ops.winograd import TRANSFORMS, WinogradAttributes, tile_counts
 from korch.primitive.reference import body_of
@@ -226,6 +227,8 @@ class OnnxNodes:
                 return self.pool(p, inputs[0], types[0])
             case WinogradAttributes():
                 return self.winograd(p, inputs, types)
+            case WriteAttributes(axis):
+                return self.written(axis, inputs, types)
             case StoredAttributes():
                 return self.stored(p.attributes, inputs, types)
             case OpaqueAttributes():
@@ -233,6 +236,15 @@ class OnnxNodes:
             case LoopAttributes():
                 return self.loop(p.attributes, inputs)
         raise UnsupportedError(f"{p.op} has no ONNX form", where=self.where)
+
+    def written(self, axis: int, inputs: Sequence[str], types: Sequence[ValueType]) -> str:
+        """Add rows that replace others at positions, which are taken modulo their number."""
+        first = [axis, *(i for i in range(types[0].rank) if i != axis)]
+        whole, rows = (self.add("Transpose", [name], perm=first) for name in inputs[:2])
+        count = self.literal(np.array(max(1, types[0].shape[axis]), np.int64), DType.I64)
+        places = self.add("Unsqueeze", [self.add("Mod", [inputs[2], count]), self.integers([1])])
+        found = self.add("ScatterND", [whole, places, rows])
+        return self.add("Transpose", [found], perm=[first.index(i) for i in range(types[0].rank)])
 
     def without_attributes(self, op: str, inputs: Sequence[str], types: Sequence[ValueType]) -> str:
         """Add a primitive without attributes whose ONNX form has attributes or is several nodes."""

@@ -23,6 +23,7 @@ from korch.primitive.op import Category
 from korch.primitive.ops import OPS
 from korch.primitive.ops.layout import ConcatAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
+from korch.primitive.ops.state import WRITE_ROWS, WriteAttributes
 from korch.primitive.types import DType
 from korch.ranges.chosen import pad, part, take
 from korch.ranges.form import Axis, Factor, axis_of, is_free, prefix
@@ -262,6 +263,18 @@ def _concatenated(site: Site, along: int, parts: Sequence[tuple[Factor, ...]]) -
     return (Factor(site.output[along][0], last.then(before)),)
 
 
+def _write(site: Site) -> Value:
+    site.same_attributes()
+    axis = site.attributes_as(WriteAttributes).axis
+    whole, rows, positions = site.operands
+    if is_free(rows.form[axis]) or is_free(positions.form[0]):
+        raise site.refusal("the number of its rows depends on the size")
+    form = [own if i == axis else site.join(own, rows.form[i]) for i, own in enumerate(whole.form)]
+    # Rows are written within the valid ones, so that those beyond them stay what they are.
+    fills = [fill if i == axis else None for i, fill in enumerate(whole.fills)]
+    return result_of(site, form, fills)
+
+
 RULES: dict[str, Rule] = {
     "broadcast": _broadcast,
     "transpose": _transpose,
@@ -280,4 +293,5 @@ RULES: dict[str, Rule] = {
     "reduce_min": _reduce,
     "loop": loop,
     "opaque": whole,
+    WRITE_ROWS: _write,
 }

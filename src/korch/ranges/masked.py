@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,6 +26,7 @@ from korch.ranges.form import (
     Hidden,
     Places,
     Sizes,
+    axis_of,
     extent,
     is_free,
     prefix,
@@ -36,7 +37,7 @@ from korch.ranges.lockstep import AmbiguousError, LockOperand, Lockstep, align, 
 from korch.ranges.mask import Fill, Masks, Value, plain
 from korch.ranges.plan import RangePlan
 from korch.ranges.samples import FEW, MANY, sample, sizes_near, sweep
-from korch.ranges.site import Site, fit, tabulated
+from korch.ranges.site import Site, fit, fixed, tabulated
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,22 @@ class _Walk:
         if len({constant.digest for constant in constants}) == 1:
             factors = [fit(self._samples, vector, ()) or () for vector in shapes]
             return plain(self._builder.constant(first.array), tuple(factors))
-        return self._table(constants, shapes, origin)
+        return self._shifted(constants, shapes, origin) or self._table(constants, shapes, origin)
+
+    def _shifted(self, constants: Sequence[Constant], shapes: Sequence[Sizes], origin: str) -> Value | None:
+        """Return integers that are the largest sample's plus a number of each sample; None if they are not."""
+        first = constants[0].array
+        if not all(map(fixed, shapes)) or first.dtype.kind != "i" or not first.size:
+            return None
+        more = [constant.array - first for constant in constants]
+        if any(len(np.unique(own)) > 1 for own in more):
+            return None
+        least, form = first.min(), tuple(axis_of([Factor(vector[0])]) for vector in shapes)
+        whole = np.broadcast_to(least, first.shape)
+        numbers = [Constant.of(np.broadcast_to(least + own.reshape(-1)[0], first.shape)) for own in more]
+        number = self._number(numbers, form, origin)
+        rest = self._builder.constant(first - whole)
+        return plain(self._masks.verbs.add("add", number.id, rest), form)
 
     def _table(self, constants: Sequence[Constant], shapes: Sequence[Sizes], origin: str) -> Value:
         """Return a constant that has a leading part of the largest sample's elements in each smaller sample."""
@@ -226,24 +242,33 @@ class _Walk:
 
     def _with_ends(self, constants: Sequence[Constant], axes: Sequence[tuple[Factor, ...]], origin: str) -> Value:
         """Return a constant of which the last elements are those of the largest sample's end, at the size of a run."""
-        whole, places = constants[0].array, {}
-        for axis, factors in enumerate(axes):
-            if is_free(factors):
-                along = prefix(factors)
-                if along is None:
-                    return self._tabulated(constants, axes, origin)
-                least = along.at([d.low for d in self._samples.dimensions])
-                places[axis] = Places(extent(0, 0, least // 2), 1, along, "ends")
-        for sizes, constant in zip(self._samples.sizes, constants, strict=True):
-            part = whole
-            for axis, own in places.items():
-                part = np.take(part, own.array(whole.shape[axis], sizes)[: constant.array.shape[axis]], axis)
-            if not _is_same(part, constant.array):
-                return self._tabulated(constants, axes, origin)
+        lines = {axis: prefix(factors) for axis, factors in enumerate(axes) if is_free(factors)}
+        lows = [d.low for d in self._samples.dimensions]
+        for share in (2, 1):  # of the smallest size, which elements are those of the end: the last half, or all
+            places = {
+                axis: Places(extent(0, 0, along.at(lows) // share), 1, along, "ends")
+                for axis, along in lines.items()
+                if along is not None
+            }
+            if len(places) == len(lines) and self._has_ends(constants, places):
+                break
+        else:
+            return self._tabulated(constants, axes, origin)
+        whole = constants[0].array
         id_ = self._builder.constant(whole)
         for axis, own in places.items():
             id_ = gather(self._masks.verbs, id_, self._masks.places(whole.shape[axis], own), axis)
         return plain(id_, tuple(axes))
+
+    def _has_ends(self, constants: Sequence[Constant], places: Mapping[int, Places]) -> bool:
+        """Return whether the elements of each sample are those of the largest one at some places along axes."""
+        for sizes, constant in zip(self._samples.sizes, constants, strict=True):
+            part = constants[0].array
+            for axis, own in places.items():
+                part = np.take(part, own.array(part.shape[axis], sizes)[: constant.array.shape[axis]], axis)
+            if not _is_same(part, constant.array):
+                return False
+        return True
 
     def _tabulated(self, constants: Sequence[Constant], axes: Sequence[tuple[Factor, ...]], origin: str) -> Value:
         """Return a constant whose elements are listed for each size: a product of vectors along its axes."""
@@ -283,18 +308,23 @@ class _Walk:
             return None
         sizes = self._samples.sizes
         pairs: list[tuple[Extent, ...]] = [(e.then(more),) for more in (0, -1, 1) for e in self._known]
+        if dtype.kind in "iu":  # such as the place of the first of eight rows that end at n
+            more = [int(numbers[0]) - e.at(sizes[0]) for e in self._known]
+            pairs += [(e.then(own),) for e, own in zip(self._known, more, strict=True)]
         pairs += [(a, b) for i, a in enumerate(self._known) for b in self._known[i:]]
         for extents in pairs:
             counts = [float(np.prod([e.at(s) for e in extents])) for s in sizes]
             if any(bool(number) != bool(count) for number, count in zip(numbers, counts, strict=True)):
                 continue
-            for power in (1.0, -1.0, 0.5, -0.5):
+            for power in (1.0, -1.0, 0.5, -0.5) if min(counts) >= 0 else (1.0,):
                 coefficient = numbers[0] / counts[0] ** power
                 rounded = float(np.format_float_positional(coefficient, 6, fractional=False))
                 coefficient = rounded if abs(rounded - coefficient) <= 1e-6 * abs(coefficient) else coefficient
-                made = [np.asarray(count and coefficient * count**power).astype(dtype) for count in counts]
-                exact = [np.asarray(number).astype(dtype) for number in numbers]
-                tolerance = 0 if dtype.kind in "iu" else 2 * np.finfo(np.float32).eps
+                # Integers are compared before they are rounded, so that 0.99 n is not n - 1.
+                kept = np.dtype(np.float64) if dtype.kind in "iu" else dtype
+                made = [np.asarray(count and coefficient * count**power).astype(kept) for count in counts]
+                exact = [np.asarray(number).astype(kept) for number in numbers]
+                tolerance = 1e-12 if dtype.kind in "iu" else 2 * np.finfo(np.float32).eps
                 if all(abs(float(a) - float(b)) <= tolerance * abs(float(b)) for a, b in zip(made, exact, strict=True)):
                     return tuple(Factor(e.at(sizes[0]), e) for e in extents), coefficient, power
         return None

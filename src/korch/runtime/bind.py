@@ -143,6 +143,9 @@ class _Binder:
         ]
         for value, layout in zip(group.outputs, offer.outputs, strict=True):
             port = self.port(value, layout)
+            if offer.updates:
+                slots.append(self.updated(port, slots[0], number))
+                continue
             is_mixed = self.graph.types[value].dtype is not DType.F32
             self.current[port] = self.new_buffer(self.size_bytes(port), number, is_mixed)
             slots.append(self.current[port])
@@ -174,6 +177,13 @@ class _Binder:
                 where=f"step {number}",
             )
 
+    def updated(self, port: Port, slot: Slot, number: int) -> Slot:
+        """Let the memory of a state be that of its new value, too."""
+        if slot.place is not SlotPlace.INPUT:
+            raise InvalidGraphError("it overwrites what is no input of the model", where=f"step {number}")
+        self.current[port] = slot
+        return slot
+
     def size_bytes(self, port: Port) -> int:
         return port[1].size_bytes(self.graph.types[port[0]])
 
@@ -186,7 +196,8 @@ class _Binder:
     def read(self, port: Port, number: int, symbol: str) -> Slot:
         if port in self.current:
             slot = self.current[port]
-            self.keep_until(slot.at, number)
+            if slot.place is SlotPlace.ARENA:
+                self.keep_until(slot.at, number)
             return slot
         given = self.given(port)
         if given is None:

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from korch.runtime.report import Report
 
 T = TypeVar("T")
+
+NO_MEMORY: Mapping[int, Array] = MappingProxyType({})
 
 
 class Executable(PlanExecutable):
@@ -85,10 +88,13 @@ class Executable(PlanExecutable):
         """The sources by file name."""
         return self._artifact.sources
 
-    def compute(self, arrays: Sequence[Any]) -> tuple[Array, ...]:
-        """Run the plan on an array for each input."""
+    def compute(self, arrays: Sequence[Any], into: Mapping[int, Array] = NO_MEMORY) -> tuple[Array, ...]:
+        """Run the plan on an array for each input.
+
+        `into`: by position, the memory of outputs, each the memory of an input that the plan overwrites.
+        """
         inputs = self._accept(arrays)
-        outputs = self._allocate()
+        outputs = self._allocate(into)
         self._handle.run(_addresses(inputs), _addresses(outputs))
         return outputs
 
@@ -181,8 +187,11 @@ class Executable(PlanExecutable):
             arrays = self.complete(arrays)
         return [type_.accept(array) for type_, array in zip(self._inputs, arrays, strict=True)]
 
-    def _allocate(self) -> tuple[Array, ...]:
-        return tuple(short_lived_array(type_.shape, type_.dtype, size_bytes) for type_, size_bytes in self._outputs)
+    def _allocate(self, into: Mapping[int, Array] = NO_MEMORY) -> tuple[Array, ...]:
+        return tuple(
+            into[i] if i in into else short_lived_array(type_.shape, type_.dtype, size_bytes)
+            for i, (type_, size_bytes) in enumerate(self._outputs)
+        )
 
 
 def _run_bound(run: Callable[[], None], inputs: list[Array], outputs: tuple[Array, ...]) -> tuple[Array, ...]:

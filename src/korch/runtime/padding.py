@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from korch.primitive.op import Array
 from korch.ranges.form import Factor, Sizes
 from korch.ranges.plan import RangePlan
 from korch.runtime.executable import Executable
+
+NO_STATES: Mapping[int, int] = MappingProxyType({})
 
 Indices = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
 
@@ -102,20 +105,28 @@ class Fitting:
         self._is_whole = [tuple(size_at(a, sizes) for a in form) == _planned(form) for form in plan.inputs]
         self._cuts = [OutputCut.of(form, sizes) for form in plan.outputs]
 
-    def run(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
-        """Return the model's outputs."""
+    def run(self, arrays: Sequence[Array], kept: Mapping[int, int] = NO_STATES) -> tuple[Array, ...]:
+        """Return the model's outputs.
+
+        `kept`: states, which already have the plan's sizes: the position of the output of each, by that of its input.
+        Their outputs lie in the memory of the inputs.
+        """
         if self._is_exact:
             return self._padded.executable.compute(arrays)
         memory = self._padded.take()
         try:
             inputs = [
-                array if is_whole else own.fill(array)
-                for array, own, is_whole in zip(arrays, memory, self._is_whole, strict=True)
+                array if is_whole or i in kept else own.fill(array)
+                for i, (array, own, is_whole) in enumerate(zip(arrays, memory, self._is_whole, strict=True))
             ]
-            found = self._padded.executable.compute([*inputs, *self._masks])
+            into = {output: inputs[i] for i, output in kept.items()}
+            found = self._padded.executable.compute([*inputs, *self._masks], into)
         finally:
             self._padded.give_back(memory)
-        return tuple(cut.apply(array) for cut, array in zip(self._cuts, found, strict=True))
+        return tuple(
+            array if i in into else cut.apply(array)
+            for i, (cut, array) in enumerate(zip(self._cuts, found, strict=True))
+        )
 
 
 def padded_run(executable: Executable, plan: RangePlan, sizes: Sizes, arrays: Sequence[Array]) -> tuple[Array, ...]:

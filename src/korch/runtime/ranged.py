@@ -74,6 +74,17 @@ class RangedExecutable(ShapedExecutable):
             ArtifactError: the library can't be loaded here, or has other plans.
         """
         super().__init__(artifacts, shared)
+        self._serve(ranges)
+
+    @classmethod
+    def of_loaded(cls, executables: Sequence[Executable], shared: Shared, ranges: Ranges) -> Self:
+        """Return an executable of loaded plans, which is a part of another one."""
+        found = cls.__new__(cls)
+        found._shared, found.executables, found.plans = shared, list(executables), {}
+        found._serve(ranges)
+        return found
+
+    def _serve(self, ranges: Ranges) -> None:
         if len(ranges.plans) != len(self.executables):
             raise ArtifactError("its ranges are not those of its plans")
         self.ranges = ranges
@@ -228,7 +239,10 @@ class RangedExecutable(ShapedExecutable):
         Raises:
             InputError: for the same reasons as `sizes_of`.
         """
-        sizes = self.sizes_of(shapes)
+        return self.fitting_at(self.sizes_of(shapes))
+
+    def fitting_at(self, sizes: Sizes) -> Fitting:
+        """Return how arrays of some sizes of the dimensions run."""
         return Fitting(self._served[self._choice.number(sizes)], sizes)
 
     def stopwatch(self, arrays: Sequence[Any]) -> Callable[[], int]:

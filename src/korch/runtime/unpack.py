@@ -34,7 +34,7 @@ import numpy as np
 from korch.errors import ArtifactError, OptionError, UnsupportedError
 from korch.records import to_json
 from korch.runtime import artifact as artifact_module
-from korch.runtime import ranged, shaped
+from korch.runtime import ranged, shaped, stateful
 from korch.runtime.artifact import MANIFEST, SOURCES, Artifact, objects_by_name, read_artifact
 from korch.runtime.each_isa import best_content
 from korch.runtime.record import PlanRecord
@@ -167,6 +167,10 @@ def _read(path: str | os.PathLike[str]) -> tuple[Sequence[Artifact], Shared, ran
         return *shaped.read_shaped(content), None
     if kind == ranged.FORMAT:
         return ranged.read_ranged(content)
+    if kind == stateful.FORMAT:
+        raise UnsupportedError(
+            "it has states, which only Python keeps", where=str(path), expected="an artifact without states"
+        )
     if kind not in (artifact_module.FORMAT, ""):
         raise UnsupportedError(
             "it is for a CUDA device, or parts of it run on the host: only Python runs it",

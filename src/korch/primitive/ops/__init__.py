@@ -1,7 +1,7 @@
 """The closed table of primitive operations."""
 
 from korch.primitive.op import Op
-from korch.primitive.ops import elementwise, gathered, layout, linear, loop, opaque, reduce, stored, winograd
+from korch.primitive.ops import elementwise, gathered, layout, linear, loop, opaque, reduce, state, stored, winograd
 
 OPS: dict[str, Op] = {
     row.name: row
@@ -15,5 +15,6 @@ OPS: dict[str, Op] = {
         *winograd.ROWS,
         *opaque.ROWS,
         *loop.ROWS,
+        *state.ROWS,
     )
 }

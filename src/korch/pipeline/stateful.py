@@ -1,0 +1,303 @@
+"""A model with states -> an executable of sessions: plans for a few new rows after any number, and for the first ones.
+
+The model's outputs include inputs with rows appended (`korch.ranges.state`). A step of a fixed number of rows has one
+free size, the rows after the step. The first rows, which follow none, are a range of their own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from korch.backend import builder_of
+from korch.errors import InaccurateError, ModelError, OptionError, UnsupportedError
+from korch.fission import fission
+from korch.frontend.onnx import LoadedModel, ModelSource, load_model, read_model
+from korch.frontend.operator import OperatorGraph
+from korch.frontend.shapes import is_batch
+from korch.inputs import converted, named_arrays, where_of
+from korch.options import Options
+from korch.pipeline.optimize import Watch
+from korch.pipeline.ranges import plans_for_all
+from korch.pipeline.source import Source, compared_numbers
+from korch.primitive.graph import PrimitiveGraph
+from korch.ranges.binding import Bound
+from korch.ranges.form import Dimension, Sizes, range_text
+from korch.ranges.state import State, states_of, with_states
+from korch.report.progress import Progress
+from korch.runtime.combine import combine
+from korch.runtime.runnable import random_feeds
+from korch.runtime.stateful import PAST, ROWS, TOTAL, StatefulExecutable, StatefulModel, StateTensor, Steps
+from korch.system.deadline import Deadline
+from korch.validation.standard import standard_of
+
+logger = logging.getLogger("korch.pipeline")
+
+Binding = Mapping[str, tuple[Bound, ...]]
+
+PAST_ROWS, NEW_ROWS = range(1024), range(1, 129)
+"""The numbers of earlier and of new rows that are assumed."""
+
+STEPS = (1, 8)
+"""The numbers of rows of a step that have plans for any number of earlier rows."""
+
+SAMPLE_PAST, SAMPLE_ROWS = 11, 3
+"""Numbers of rows at which the roles of dimensions are tried."""
+
+MOST_NAMES = 6
+"""The most dimensions whose roles are tried."""
+
+LEAST_PREFIX = 4
+"""The first rows after which steps of several rows are compared with single ones."""
+
+CAUSAL = 0.02
+"""The largest error of rows that are run in parts, relative to the largest element; else rows are not run in parts."""
+
+
+@dataclass(frozen=True)
+class StateSizes:
+    """The sizes of a model with states.
+
+    Attributes:
+        roles: by the name of a free dimension, what it counts: PAST, ROWS or TOTAL.
+        fixed: the sizes of the other dimensions and of inputs.
+        past: the numbers of earlier rows.
+        rows: the numbers of new rows.
+        assumed: which of PAST and ROWS are not given.
+    """
+
+    roles: Mapping[str, str]
+    fixed: Mapping[str, tuple[int, ...]]
+    past: range
+    rows: range
+    assumed: tuple[str, ...] = ()
+
+    def binding(self, rows: int, past: int) -> dict[str, tuple[int, ...]]:
+        """Return the size of each dimension for some numbers of rows."""
+        sizes = {PAST: past, ROWS: rows, TOTAL: past + rows}
+        return {**self.fixed, **{name: (sizes[role],) for name, role in self.roles.items()}}
+
+    @property
+    def text(self) -> str:
+        """A line that says which sizes are assumed; empty if all are given."""
+        known = {PAST: self.past, ROWS: self.rows}
+        texts = [f"--shape {name}={range_text(known[name])}" for name in self.assumed]
+        return f"the model has states; sizes that are not given are assumed: {' '.join(texts)}" if texts else ""
+
+
+def state_sizes(model: LoadedModel, given: Binding) -> StateSizes | None:
+    """Return the sizes of a model with states; None if it has none, or their numbers of rows are fixed.
+
+    A dimension of a state's rows counts earlier rows. The roles of the others follow from what the model accepts.
+    `given`: sizes by name; PAST and ROWS may stand for the dimensions with these roles.
+
+    Raises:
+        OptionError: a size is given for a dimension that follows from others.
+    """
+    declared = {item.name: [dim.dim_param for dim in item.type.tensor_type.shape.dim] for item in model.declared}
+    past = sorted({declared[name][axis] for name, axis in _appended(model)})
+    sizes = {name: bound[0] for name, bound in given.items() if len(bound) == 1}
+    if not past or "" in past or any(isinstance(sizes.get(name), int) for name in past):
+        return None
+    fixed = {
+        name: tuple(n if isinstance(n, int) else -1 for n in bound) for name, bound in given.items() if len(bound) > 1
+    }
+    fixed |= {name: (size,) for name, size in sizes.items() if isinstance(size, int)}
+    free = dict.fromkeys(name for dims in declared.values() for name in dims if name and name not in {*past, *fixed})
+    fixed |= {name: (1,) for name in free if is_batch(name) and name not in given}
+    found = _roles(model, past, [name for name in free if name not in fixed], fixed)
+    if found is None:
+        return None
+    ranges: dict[str, range] = {} if ROWS in found.roles.values() else {ROWS: found.rows}
+    for name, bound in sizes.items():
+        role = found.roles.get(name, name)
+        if role == TOTAL:
+            raise OptionError(
+                f"the size of {name!r} is that of the rows before and in a run", "option --shape", "no size"
+            )
+        if role in (PAST, ROWS) and isinstance(bound, range):
+            ranges[role] = bound
+    known = {PAST: PAST_ROWS, ROWS: NEW_ROWS, **ranges}
+    return replace(
+        found, past=known[PAST], rows=known[ROWS], assumed=tuple(name for name in (PAST, ROWS) if name not in ranges)
+    )
+
+
+def _appended(model: LoadedModel) -> Iterator[tuple[str, int]]:
+    """Yield each input that is an output with rows appended, and the axis of its rows."""
+    ranks = {item.name: len(item.type.tensor_type.shape.dim) for item in model.declared}
+    returned = set(model.outputs)
+    for node in reversed(model.nodes):
+        if node.op_type == "Identity" and node.output[0] in returned:
+            returned.add(node.input[0])
+        is_state = node.op_type == "Concat" and len(node.input) == 2 and node.output[0] in returned
+        if is_state and (rank := ranks.get(node.input[0], 0)):
+            yield node.input[0], next(a.i for a in node.attribute if a.name == "axis") % rank
+
+
+def _roles(
+    model: LoadedModel, past: Sequence[str], others: Sequence[str], fixed: Mapping[str, tuple[int, ...]]
+) -> StateSizes | None:
+    """Return sizes with the role of each free dimension; None if the model can be read with no choice of them."""
+    if len(others) > MOST_NAMES:
+        return None
+    static = {
+        d.dim_value for item in model.declared for d in item.type.tensor_type.shape.dim if d.HasField("dim_value")
+    }
+    counts = sorted({1, *(n for n in static if 0 < n <= NEW_ROWS[-1]), *(n for own in fixed.values() for n in own)})
+    for own in sorted(itertools.product((ROWS, TOTAL), repeat=len(others)), key=lambda own: _unlikely(others, own)):
+        roles = {**dict.fromkeys(past, PAST), **dict(zip(others, own, strict=True))}
+        for rows in (SAMPLE_ROWS,) if ROWS in own else counts:
+            sizes = StateSizes(
+                roles, {n: s for n, s in fixed.items() if n not in (PAST, ROWS)}, PAST_ROWS, range(rows, rows + 1)
+            )
+            try:
+                types = load_model(model, sizes.binding(rows, SAMPLE_PAST)).types
+            except (ModelError, UnsupportedError):
+                continue
+            if any(SAMPLE_PAST + rows in types[name].shape for name in model.outputs if name in types):
+                return sizes
+    return None
+
+
+def _unlikely(names: Sequence[str], roles: Sequence[str]) -> int:
+    """Return how many names are unlikely for their roles."""
+    likely = [TOTAL if "+" in name or "total" in name or "mask" in name else ROWS for name in names]
+    return sum(a != b for a, b in zip(likely, roles, strict=True))
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A model with states, at some numbers of rows."""
+
+    loaded: LoadedModel
+    sizes: StateSizes
+    operators: Callable[[int, int], OperatorGraph]  # for a number of new rows and one of earlier rows
+    states: tuple[State, ...]
+    capacity: int  # the most rows of a state
+
+    @staticmethod
+    def of(model: ModelSource, sizes: StateSizes) -> _Model:
+        loaded = read_model(model)
+        operators = lru_cache(4)(lambda rows, past: load_model(loaded, sizes.binding(rows, past)))
+        states = states_of(fission(operators(sizes.rows[-1], SAMPLE_PAST)))
+        if not states:
+            raise UnsupportedError("what is appended to its states is not computed as a part of a static graph")
+        return _Model(loaded, sizes, operators, states, sizes.past[-1] + 1)
+
+    def step(self, rows: int) -> Source:
+        """Return the source of a step of some rows; its size is the number of rows after the step."""
+
+        @lru_cache(16)
+        def primitives(own: Sizes) -> PrimitiveGraph:
+            return with_states(fission(self.operators(rows, own[0] - rows)), self.states)
+
+        least = rows + max(1, self.sizes.past[0])
+        dimension = Dimension(TOTAL, None, least, self.capacity)
+        return self._source(dimension, primitives, lambda own: self.operators(rows, own[0] - rows))
+
+    def first(self) -> Source:
+        """Return the source of rows that follow no others; its size is their number."""
+
+        @lru_cache(16)
+        def primitives(own: Sizes) -> PrimitiveGraph:
+            return fission(self.operators(own[0], 0))
+
+        dimension = Dimension(ROWS, None, self.sizes.rows[0], min(self.sizes.rows[-1], self.capacity))
+        return self._source(dimension, primitives, lambda own: self.operators(own[0], 0))
+
+    def _source(
+        self,
+        dimension: Dimension,
+        primitives: Callable[[Sizes], PrimitiveGraph],
+        operators: Callable[[Sizes], OperatorGraph],
+    ) -> Source:
+        return Source((dimension,), primitives, lambda own: (operators(own), {}), compared_numbers(self.loaded))
+
+    def described(self) -> StatefulModel:
+        """Return what each axis of the inputs and outputs counts."""
+        rows = self.sizes.rows[-1]
+        first, more = self.operators(rows, SAMPLE_PAST), self.operators(rows, SAMPLE_PAST + 1)
+        fewer = self.operators(max(rows - 1, self.sizes.rows[0]), SAMPLE_PAST)
+
+        def described(name: str) -> StateTensor:
+            shapes = zip(*(graph.types[name].shape for graph in (first, fewer, more)), strict=True)
+            axes = [
+                str(a) if a == b == c else ROWS if a == c else PAST if a == SAMPLE_PAST else TOTAL for a, b, c in shapes
+            ]
+            return StateTensor(name, first.types[name].dtype.value, tuple(axes))
+
+        inputs, outputs = map(described, first.inputs), map(described, first.outputs)
+        return StatefulModel(tuple(inputs), tuple(outputs), self.states, self.capacity, rows)
+
+
+def optimize_stateful(
+    model: ModelSource, sizes: StateSizes, options: Options, progress: Progress, deadline: Deadline, watch: Watch | None
+) -> StatefulExecutable:
+    """Return an executable of sessions.
+
+    Raises:
+        UnsupportedError: a node can't be run for all numbers of rows.
+        InaccurateError: the results for the inputs that the options give differ from the model's.
+        KorchError: as `optimize_model`.
+    """
+    known = _Model.of(model, sizes)
+    counts = [n for n in STEPS if n in sizes.rows and n + max(1, sizes.past[0]) < known.capacity] or [sizes.rows[0]]
+    sources = {rows: known.step(rows) for rows in counts}
+    if 0 in sizes.past and len(sizes.rows) > 1:
+        sources[0] = known.first()
+    found, steps = [], []
+    # A state's memory is that of its largest size, so that all plans have the same.
+    options = replace(options, search=replace(options.search, range_least=known.capacity))
+    for i, (rows, source) in enumerate(sources.items()):
+        own = replace(options.for_search(i), inputs=None)
+        executables, ranges = plans_for_all(source, own, progress, deadline.shared(len(sources) - i), watch)
+        found += executables
+        steps.append(Steps(rows, ranges))
+    executable = StatefulExecutable(*combine(found, builder_of(options)), known.described(), tuple(steps))
+    executable.described = replace(executable.described, is_causal=_is_causal(executable))
+    _check_inputs(known, executable, options)
+    return executable
+
+
+def _is_causal(executable: StatefulExecutable) -> bool:
+    """Return whether rows that are run one after another have the same results as rows that are run together."""
+    rows = [n for n in executable.by_rows if n]
+    if len(rows) == 1 or 0 not in executable.by_rows:
+        return len(rows) > 1
+    infos = executable.inputs_at(0, LEAST_PREFIX + max(rows))
+    named = {info.name: array for info, array in zip(infos, random_feeds(infos).values(), strict=True)}
+    tensors = [t for t in executable.described.inputs if ROWS in t.axes and TOTAL not in t.axes]
+    found = []
+    for count in (max(rows), min(rows)):
+        session, ends = executable.session(), range(LEAST_PREFIX, LEAST_PREFIX + max(rows) + 1, count)
+        outputs = []
+        for begin, end in itertools.pairwise((0, *ends)):
+            parts = {t.name: named[t.name].take(range(begin, end), t.axis(ROWS)) for t in tensors}
+            outputs.append(session.run(**parts))
+        found.append([*session.joined(outputs), *session.states()])
+    pairs = [(np.asarray(a, np.float64), np.asarray(b, np.float64)) for a, b in zip(*found, strict=True)]
+    return all(np.abs(a - b).max(initial=0) <= CAUSAL * np.abs(a).max(initial=0) for a, b in pairs)
+
+
+def _check_inputs(known: _Model, executable: StatefulExecutable, options: Options) -> None:
+    """Compare the executable with the model on the inputs that the options give, if they give any."""
+    if options.inputs is None:
+        return
+    where = where_of(options.inputs)
+    infos = {info.name: info for info in executable.get_inputs()}
+    types = {name: known.operators(known.sizes.rows[-1], SAMPLE_PAST).types[name] for name in infos}
+    arrays = named_arrays(options.inputs, types, where)
+    given = {name: converted(name, arrays[name], infos[name].dtype, where) for name in infos}
+    rows, past = executable.counts_of([given[name] for name in infos])
+    primitives = fission(known.operators(rows, past))
+    standard = standard_of(primitives, primitives, replace(options, inputs=given))
+    errors, wrong = standard.judge(dict(zip(standard.expected, executable(*given.values()), strict=True)))
+    if wrong:
+        what = f"the error of output {wrong[0]!r} is {errors[wrong[0]].of_largest:.2e} of its largest element"
+        raise InaccurateError(what, where, hint="Report this with the model")

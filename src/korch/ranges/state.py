@@ -1,0 +1,73 @@
+"""A graph whose outputs are inputs with rows appended -> one that writes the rows into these inputs.
+
+Such a pair of an input and an output is a *state*: the keys and values of a language model's attention, for example.
+With `past` rows before a step that appends `new` ones, the input has past + new rows afterwards, of which the last
+`new` ones are written. So the size of a state's input is the number of rows after the step, and the memory of the input
+is that of the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from korch.primitive.graph import GraphBuilder, PrimitiveGraph
+from korch.primitive.ops.layout import ConcatAttributes, SliceAttributes
+from korch.primitive.ops.state import WRITE_ROWS, WriteAttributes
+from korch.primitive.types import ValueId
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """An input of a model, and the output that has its rows and those of a step."""
+
+    input: int  # the input's position
+    output: int  # the output's position
+    axis: int  # the axis of the rows
+
+
+def states_of(graph: PrimitiveGraph) -> tuple[State, ...]:
+    """Return the outputs of a graph that are inputs with rows appended."""
+    place = {value: i for i, (_, value) in enumerate(graph.inputs)}
+    found: dict[int, State] = {}
+    for k, (_, value) in enumerate(graph.outputs):
+        for primitive in graph.producing(value, "concat"):
+            first = place.get(primitive.inputs[0])
+            if len(primitive.inputs) == 2 and first is not None and primitive.inputs[1] not in graph.constants:
+                found.setdefault(first, State(first, k, primitive.attributes_as(ConcatAttributes).axis))
+    return tuple(found.values())
+
+
+def with_states(graph: PrimitiveGraph, states: Sequence[State]) -> PrimitiveGraph:
+    """Return a graph whose states are written in place; what reads only the rows before a step takes a part of them."""
+    builder = GraphBuilder()
+    known: dict[int, ValueId] = {}
+    axes = {graph.inputs[state.input][1]: state.axis for state in states}
+    outputs = {graph.outputs[state.output][1] for state in states}
+    written = {p.inputs[0]: p for value in outputs for p in graph.producing(value, "concat") if p.inputs[0] in axes}
+    for name, value in graph.inputs:
+        type_ = graph.types[written[value].output if value in written else value]
+        known[value] = builder.input(name, type_)
+    for value, constant in graph.constants.items():
+        known[value] = builder.constant(constant.array)
+
+    def before(value: int) -> ValueId:
+        if value not in written:
+            return known[value]
+        shape = graph.types[value].shape
+        attributes = SliceAttributes((0,) * len(shape), shape, (1,) * len(shape))
+        return builder.add("slice", [known[value]], attributes)
+
+    for p, origin in zip(graph.primitives, graph.origins or [""] * len(graph.primitives), strict=True):
+        if written.get(p.inputs[0]) is p:
+            axis = axes[p.inputs[0]]
+            first, end = graph.types[p.inputs[0]].shape[axis], graph.types[p.output].shape[axis]
+            inputs = [known[p.inputs[0]], before(p.inputs[1]), builder.constant(np.arange(first, end))]
+            known[p.output] = builder.add(WRITE_ROWS, inputs, WriteAttributes(axis, is_state=True), origin=origin)
+        else:
+            known[p.output] = builder.add(p.op, [before(v) for v in p.inputs], p.attributes, origin=origin)
+    for name, value in graph.outputs:
+        builder.output(name, known[value])
+    return builder.freeze()

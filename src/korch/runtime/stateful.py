@@ -1,0 +1,494 @@
+"""One executable for a model with states: sessions keep the states in memory that each step extends in place.
+
+A *state* is an input of the model that an output has with rows appended, such as the keys and values of attention.
+Plans for a few new rows read the rows so far from a session's memory and write the new ones behind them; a plan for the
+first rows follows none. The file has the format of an executable for several shapes, plus `states.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import IO, TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from korch.errors import ArtifactError, InputError, quoted
+from korch.primitive.op import Array
+from korch.primitive.types import DType
+from korch.ranges.state import State
+from korch.records import plain, read_object, read_record
+from korch.runtime.artifact import Archive, Artifact
+from korch.runtime.executable import Executable
+from korch.runtime.padding import Fitting
+from korch.runtime.ranged import MOST_REMEMBERED, RangedExecutable, Ranges
+from korch.runtime.record import TensorRecord
+from korch.runtime.runnable import ArrayType, Runnable, TensorInfo
+from korch.runtime.shaped import ShapedExecutable, Shared, read_shaped
+
+if TYPE_CHECKING:
+    from korch.runtime.report import KernelCost, Report, ShapedReport, SizeRecord
+
+FORMAT = "korch-stateful"
+STATES = "states.json"
+
+PAST, ROWS, TOTAL = "past", "rows", "total"
+_STEP = {0: "first rows", 1: "steps of 1 row"}
+
+"""What an axis counts: the rows before a run, those of the run, and both together."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateTensor:
+    """An input or an output of a model with states."""
+
+    name: str  # its name
+    dtype: str  # its element type
+    axes: tuple[str, ...]  # for each axis, PAST, ROWS, TOTAL, or its size
+
+    def shape(self, past: int, rows: int) -> tuple[int, ...]:
+        """Return its shape for some numbers of rows."""
+        sizes = {PAST: past, ROWS: rows, TOTAL: past + rows}
+        return tuple(sizes[axis] if axis in sizes else int(axis) for axis in self.axes)
+
+    def axis(self, role: str) -> int | None:
+        """Return the axis that counts something; None if there is none."""
+        return self.axes.index(role) if role in self.axes else None
+
+
+@dataclass(frozen=True, slots=True)
+class StatefulModel:
+    """The inputs, outputs and states of a model.
+
+    Attributes:
+        inputs: the inputs, with those of the states.
+        outputs: the outputs, with those of the states.
+        states: the pairs of an input and an output.
+        capacity: the most rows of a state.
+        rows: the most new rows of a run.
+        is_causal: whether no row depends on later ones, so that rows can be run in parts.
+    """
+
+    inputs: tuple[StateTensor, ...]
+    outputs: tuple[StateTensor, ...]
+    states: tuple[State, ...]
+    capacity: int
+    rows: int
+    is_causal: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The plans of one number of new rows.
+
+    Attributes:
+        rows: this number; 0 for plans of any number of first rows.
+        ranges: how the plans serve numbers of rows: of all rows after the step, or of the first rows.
+    """
+
+    rows: int
+    ranges: Ranges
+
+
+class StatefulExecutable(ShapedExecutable):
+    """Runs a model with states: as a function of its inputs, or in sessions that keep the states.
+
+    Attributes:
+        described: the inputs, outputs and states.
+        steps: the plans by the number of new rows.
+    """
+
+    format = FORMAT
+
+    def __init__(
+        self, artifacts: Sequence[Artifact], shared: Shared, described: StatefulModel, steps: Sequence[Steps]
+    ) -> None:
+        """Load the plans.
+
+        Args:
+            artifacts: the plans.
+            shared: the objects, sources and weights of all plans.
+            described: the inputs, outputs and states.
+            steps: the plans by the number of new rows, in the order of `artifacts`.
+
+        Raises:
+            ArtifactError: the objects can't be loaded here, or have other plans.
+        """
+        super().__init__(artifacts, shared)
+        self.described, self.steps = described, tuple(steps)
+        self.by_rows: dict[int, RangedExecutable] = {}
+        left = list(self.executables)
+        for own in steps:
+            part, left = left[: len(own.ranges.plans)], left[len(own.ranges.plans) :]
+            self.by_rows[own.rows] = RangedExecutable.of_loaded(part, shared, own.ranges)
+        if left or not self.by_rows.keys() - {0}:
+            raise ArtifactError("its steps are not those of its plans")
+        self._fitting = lru_cache(MOST_REMEMBERED)(self._fit)
+
+    def session(self, capacity: int | None = None) -> Session:
+        """Return a session without rows.
+
+        `capacity`: the most rows of its states, at most that of the executable, which is the default.
+
+        Raises:
+            InputError: the capacity is not possible.
+        """
+        most = self.described.capacity
+        if capacity is not None and not 1 <= capacity <= most:
+            raise InputError(f"the capacity is {capacity}", "session", f"1 to {most} rows; optimize for more (--shape)")
+        return Session(self, capacity or most)
+
+    def compute(self, arrays: Sequence[Any]) -> tuple[Array, ...]:
+        """Run the model on all of its inputs, with the states among them, and return all outputs."""
+        arrays = self.complete(arrays)
+        inputs, states = self.described.inputs, self.described.states
+        named = {t.name: a for i, (t, a) in enumerate(zip(inputs, arrays, strict=True)) if i not in self.state_inputs}
+        _, past = self.counts_of(arrays)
+        session = self.session()
+        session.assign([arrays[state.input] for state in states], past)
+        found = dict(zip(self.plain_outputs, session.run(**named), strict=True))
+        found |= zip((self.described.outputs[s.output].name for s in states), session.states(), strict=True)
+        return tuple(found[output.name] for output in self.described.outputs)
+
+    def counts_of(self, arrays: Sequence[Any]) -> tuple[int, int]:
+        """Return the numbers of new and of earlier rows that arrays for all inputs have.
+
+        Raises:
+            InputError: an array has another number of axes.
+        """
+        counts: dict[str, int] = {}
+        for tensor, array in zip(self.described.inputs, arrays, strict=True):
+            shape = np.shape(array)
+            if len(shape) != len(tensor.axes):
+                raise InputError(f"it has {len(shape)} axes", f"input {tensor.name!r}", str(len(tensor.axes)))
+            for role, size in zip(tensor.axes, shape, strict=True):
+                counts.setdefault(role, size)
+        return counts.get(ROWS, self.described.rows), counts[PAST]
+
+    @property
+    def state_inputs(self) -> dict[int, int]:
+        """The position of the output of each state, by that of its input."""
+        return {state.input: state.output for state in self.described.states}
+
+    @property
+    def plain_outputs(self) -> list[str]:
+        """The names of the outputs that are no states."""
+        kept = set(self.state_inputs.values())
+        return [output.name for i, output in enumerate(self.described.outputs) if i not in kept]
+
+    def fitting(self, rows: int, size: int) -> Fitting:
+        """Return how the plan of a step runs at a size."""
+        return self._fitting(rows, size)
+
+    def _fit(self, rows: int, size: int) -> Fitting:
+        return self.by_rows[rows].fitting_at((size,))
+
+    def get_inputs(self) -> list[TensorInfo]:
+        """Return descriptions of the inputs; an axis of rows is given like "1..128"."""
+        return list(map(self._info, self.described.inputs))
+
+    def get_outputs(self) -> list[TensorInfo]:
+        """Return descriptions of the outputs; an axis of rows is given like "1..128"."""
+        return list(map(self._info, self.described.outputs))
+
+    def _info(self, tensor: StateTensor) -> TensorInfo:
+        most = self.described.capacity
+        ends = {PAST: f"0..{most - 1}", ROWS: f"1..{self.described.rows}", TOTAL: f"1..{most}"}
+        shape = [ends[axis] if axis in ends else int(axis) for axis in tensor.axes]
+        return replace(TensorInfo.of(TensorRecord(tensor.name, tensor.dtype, ())), shape=shape)
+
+    def inputs_at(self, past: int, rows: int) -> list[TensorInfo]:
+        """Return descriptions of the inputs for some numbers of earlier and of new rows."""
+        found = zip(self.get_inputs(), self.described.inputs, strict=True)
+        return [replace(info, shape=list(tensor.shape(past, rows))) for info, tensor in found]
+
+    def example_inputs(self) -> list[TensorInfo]:
+        """Return descriptions of the inputs of the shortest step in the middle of the capacity."""
+        return self.inputs_at(self.described.capacity // 2, min(self.by_rows.keys() - {0}))
+
+    def serving(self, past: int, rows: int) -> Executable:
+        """Return the plan that runs some new rows after others.
+
+        Raises:
+            InputError: no single plan runs them.
+        """
+        steps = self.by_rows.get(rows if past else 0)
+        size = past + rows
+        if steps is None or not all(d.low <= size <= d.high for d in steps.ranges.dimensions):
+            raise InputError(
+                f"no plan runs {rows} rows after {past}", expected=f"{quoted(map(str, self.by_rows))} rows"
+            )
+        return steps.serving((size,))[0]
+
+    def facts(self) -> str:
+        """Return a line about the plans of each step."""
+        lines = (f"{_STEP.get(rows, f'steps of {rows} rows')}: {own.facts()}" for rows, own in self.by_rows.items())
+        return "\n  ".join([f"sessions of at most {self.described.capacity} rows", *lines])
+
+    @property
+    def report(self) -> ShapedReport:
+        """The reports of all plans."""
+        plans: dict[str, Report] = {}
+        costs: dict[str, tuple[KernelCost, ...]] = {}
+        sizes: list[SizeRecord] = []
+        for rows, own in self.by_rows.items():
+            found, name = own.report, f"{_STEP.get(rows, f'steps of {rows} rows')} "
+            plans |= {name + text: report for text, report in found.plans.items()}
+            costs |= {name + text: cost for text, cost in found.costs.items()}
+            sizes += [replace(record, plan=name + record.plan) for record in found.sizes]
+        return replace(super().report, plans=plans, costs=costs, sizes=tuple(sizes))
+
+    def plan_for(self, arrays: Sequence[Any]) -> Executable:
+        """Return the first executable of the shortest step."""
+        return self.by_rows[min(self.by_rows.keys() - {0})].executables[0]
+
+    def stopwatch(self, arrays: Sequence[Any]) -> Any:
+        """Return a function that runs the model once and returns the nanoseconds."""
+        return Runnable.stopwatch(self, arrays)
+
+    def time(self, arrays: Sequence[Any], repeat: int) -> Any:
+        """Time runs of the model as a function."""
+        return Runnable.time(self, arrays, repeat)
+
+    def archive(self) -> Archive:
+        """Return the content of its file."""
+        found = super().archive()
+        states = json.dumps({"model": plain(self.described), "steps": plain(self.steps)}).encode()
+        return replace(found, members={STATES: states, **found.members})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> Self:
+        """Load a file that `save` wrote.
+
+        Raises:
+            ArtifactError: it is damaged, has another schema, or is for another machine.
+        """
+        found: list[tuple[StatefulModel, list[Steps]]] = []
+
+        def read_more(archive: zipfile.ZipFile) -> None:
+            data = read_object(archive.read(STATES), STATES)
+            steps = [read_record(Steps, own, "steps") for own in data["steps"]]
+            found.append((read_record(StatefulModel, data["model"], "model"), steps))
+
+        artifacts, shared = read_shaped(path, FORMAT, (STATES,), read_more)
+        try:
+            return cls(artifacts, shared, *found[0])
+        except (ValueError, TypeError, IndexError) as error:
+            raise ArtifactError("it is damaged", where=str(path)) from error
+
+
+class _Rows:
+    """The memory of the states of one or several sessions, which all have its rows."""
+
+    def __init__(self, arrays: list[Array]) -> None:
+        self.arrays, self.users = arrays, 1
+
+
+class Session:
+    """The states of a model between runs. It is used by one thread at a time.
+
+    Attributes:
+        capacity: the most rows.
+        length: the number of rows so far.
+    """
+
+    def __init__(self, executable: StatefulExecutable, capacity: int) -> None:
+        """Begin without rows; `StatefulExecutable.session` makes it."""
+        self._executable, self.capacity, self.length = executable, capacity, 0
+        model = executable.described
+        self._axes = [state.axis for state in model.states]
+        self._inputs = [t for i, t in enumerate(model.inputs) if i not in executable.state_inputs]
+        self._memory = _Rows([self._empty(model.inputs[state.input]) for state in model.states])
+
+    def run(self, *arrays: Any, **named: Any) -> tuple[Array, ...]:
+        """Run the model on new rows, behind those so far.
+
+        Args:
+            arrays: one for each input that is no state, in the model's order.
+            named: instead of `arrays`, one for each input by its name. Masks of all rows may be missing, which are
+                then 1, and positions, which are then those of the new rows.
+
+        Returns:
+            The outputs that are no states, in the model's order.
+
+        Raises:
+            InputError: an input is missing or has another type or shape, or the capacity does not suffice.
+        """
+        given = self._named(arrays, named)
+        rows = self._count(given)
+        if self.length + rows > self.capacity:
+            where = f"session with {self.length} rows"
+            raise InputError(
+                f"{rows} more rows exceed its capacity of {self.capacity}", where, "fewer rows, or `truncate`"
+            )
+        feeds = self._complete(given, rows)
+        pieces = [self._run_piece(feeds, begin, end) for begin, end in self._pieces(rows)]
+        return self.joined(pieces)
+
+    def truncate(self, length: int) -> None:
+        """Forget all rows but the first ones.
+
+        Raises:
+            InputError: there are not as many rows.
+        """
+        if not 0 <= length <= self.length:
+            raise InputError(f"it can't be cut to {length} rows", "session", f"0 to {self.length}")
+        self._own()
+        for array, axis in zip(self._memory.arrays, self._axes, strict=True):
+            array[_part(axis, length, self.length)] = 0
+        self.length = length
+
+    def fork(self) -> Session:
+        """Return another session with the same rows; they are copied when either of them changes."""
+        found = Session.__new__(Session)
+        found.__dict__.update(self.__dict__)
+        self._memory.users += 1
+        return found
+
+    def states(self) -> list[Array]:
+        """Return a copy of the rows of each state, in the order of the model's states."""
+        pairs = zip(self._memory.arrays, self._axes, strict=True)
+        return [array[_part(axis, 0, self.length)].copy() for array, axis in pairs]
+
+    def assign(self, arrays: Sequence[Any], length: int) -> None:
+        """Set the rows of each state.
+
+        Raises:
+            InputError: an array has another type or shape, or too many rows.
+        """
+        if length > self.capacity:
+            raise InputError(f"{length} rows exceed its capacity", "session", f"at most {self.capacity}")
+        model = self._executable.described
+        tensors = [model.inputs[state.input] for state in model.states]
+        accepted = [_type(t, length, 0).accept(a) for t, a in zip(tensors, arrays, strict=True)]
+        self.truncate(0)
+        for array, own, axis in zip(accepted, self._memory.arrays, self._axes, strict=True):
+            own[_part(axis, 0, length)] = array
+        self.length = length
+
+    def __del__(self) -> None:
+        if (memory := getattr(self, "_memory", None)) is not None:
+            memory.users -= 1
+
+    def _empty(self, tensor: StateTensor) -> Array:
+        shape = tensor.shape(self._executable.described.capacity, 0)
+        return np.zeros(shape, DType(tensor.dtype).numpy)
+
+    def _own(self) -> None:
+        """Copy the rows if another session has the same memory."""
+        if self._memory.users == 1:
+            return
+        self._memory.users -= 1
+        model = self._executable.described
+        found = [self._empty(model.inputs[state.input]) for state in model.states]
+        for to, array, axis in zip(found, self._memory.arrays, self._axes, strict=True):
+            to[_part(axis, 0, self.length)] = array[_part(axis, 0, self.length)]
+        self._memory = _Rows(found)
+
+    def _named(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        names = [tensor.name for tensor in self._inputs]
+        if unknown := [name for name in named if name not in names]:
+            raise InputError(f"there is no input {unknown[0]!r}", "session", quoted(names))
+        if arrays and (named or len(arrays) != len(names)):
+            raise InputError(f"{len(arrays)} arrays are given by position", "session", f"{len(names)}: {quoted(names)}")
+        return dict(zip(names, arrays, strict=True)) if arrays else dict(named)
+
+    def _count(self, given: Mapping[str, Any]) -> int:
+        """Return the number of new rows."""
+        for tensor in self._inputs:
+            axis = tensor.axis(ROWS)
+            if axis is not None and tensor.name in given:
+                shape = np.shape(given[tensor.name])
+                if len(shape) == len(tensor.axes) and shape[axis] > 0:
+                    return int(shape[axis])
+                text = "x".join(map(str, shape)) or "a number"
+                raise InputError(f"it has shape {text}", f"input {tensor.name!r}", f"{len(tensor.axes)} axes, and rows")
+        names = [tensor.name for tensor in self._inputs if ROWS in tensor.axes]
+        raise InputError("no input says how many rows are new", "session", quoted(names))
+
+    def _complete(self, given: Mapping[str, Any], rows: int) -> list[Array]:
+        """Return an array for each input."""
+        found = []
+        for tensor in self._inputs:
+            type_ = _type(tensor, self.length, rows)
+            if tensor.name in given:
+                found.append(type_.accept(given[tensor.name]))
+            elif TOTAL in tensor.axes:
+                found.append(np.ones(type_.shape, type_.dtype))
+            elif "position" in tensor.name and ROWS in tensor.axes:
+                along = [-1 if axis == ROWS else 1 for axis in tensor.axes]
+                places = np.arange(self.length, self.length + rows).astype(type_.dtype)
+                found.append(np.ascontiguousarray(np.broadcast_to(places.reshape(along), type_.shape)))
+            else:
+                raise InputError("it is missing", f"input {tensor.name!r}", "an array for each input that is no state")
+        return found
+
+    def _pieces(self, rows: int) -> Iterator[tuple[int, int]]:
+        """Yield the begins and ends of parts of new rows for which there are plans."""
+        begin, plans = 0, self._executable.by_rows
+        if self.length == 0 and 0 in plans:
+            begin = min(rows, plans[0].ranges.dimensions[0].high)
+            yield 0, begin
+        while begin < rows:
+            fitting = [n for n in plans if 0 < n <= rows - begin]
+            is_part = begin > 0 or max(fitting, default=0) < rows
+            if not fitting or self.length + begin == 0 or (is_part and not self._executable.described.is_causal):
+                counts = " or ".join(str(n) for n in plans if n)
+                raise InputError(f"no plan runs {rows} rows after {self.length}", "session", f"{counts} rows")
+            yield begin, begin + max(fitting)
+            begin += max(fitting)
+
+    def _run_piece(self, feeds: Sequence[Array], begin: int, end: int) -> tuple[Array, ...]:
+        """Run one plan on a part of the new rows."""
+        executable, past = self._executable, self.length
+        arrays = [_piece(t, a, begin, end, past) for t, a in zip(self._inputs, feeds, strict=True)]
+        rows = end - begin
+        kept = executable.state_inputs
+        left, memory = iter(arrays), iter(self._memory.arrays)
+        self._own()
+        if past:
+            memory = iter(self._memory.arrays)
+            inputs = [next(memory) if i in kept else next(left) for i in range(len(executable.described.inputs))]
+            found = executable.fitting(rows, past + rows).run(inputs, kept)
+        else:
+            empty = [np.zeros(t.shape(0, rows), DType(t.dtype).numpy) for t in executable.described.inputs]
+            inputs = [empty[i] if i in kept else next(left) for i in range(len(empty))]
+            found = executable.fitting(0, rows).run(inputs)
+            for state, own in zip(executable.described.states, self._memory.arrays, strict=True):
+                own[_part(state.axis, 0, rows)] = found[state.output]
+        self.length += rows
+        outputs = set(kept.values())
+        return tuple(array for i, array in enumerate(found) if i not in outputs)
+
+    def joined(self, pieces: Sequence[tuple[Array, ...]]) -> tuple[Array, ...]:
+        """Return the outputs of all rows of several runs; of an output without rows, that of the last run."""
+        if len(pieces) == 1:
+            return pieces[0]
+        outputs = {output.name: output for output in self._executable.described.outputs}
+        found = []
+        for name, parts in zip(self._executable.plain_outputs, zip(*pieces, strict=True), strict=True):
+            axis = outputs[name].axis(ROWS)
+            found.append(parts[-1] if axis is None else np.concatenate(parts, axis))
+        return tuple(found)
+
+
+def _part(axis: int, begin: int, end: int) -> tuple[slice, ...]:
+    return (*(slice(None),) * axis, slice(begin, end))
+
+
+def _type(tensor: StateTensor, past: int, rows: int) -> ArrayType:
+    return ArrayType(tensor.name, tensor.shape(past, rows), np.dtype(DType(tensor.dtype).numpy))
+
+
+def _piece(tensor: StateTensor, array: Array, begin: int, end: int, past: int) -> Array:
+    """Return what an input has for a part of the new rows; `past` counts those before the part."""
+    for axis, role in enumerate(tensor.axes):
+        if role == ROWS:
+            array = array[_part(axis, begin, end)]
+        elif role == TOTAL:
+            array = array[_part(axis, 0, past + end - begin)]
+    return np.ascontiguousarray(array)

@@ -1,0 +1,248 @@
+"""Sessions of a model with states: results are those of the model, whatever rows are run together."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import korch
+from benchmarks.models.decoder import build_decoder
+from korch.cli import main
+from korch.errors import ArtifactError, InputError, OptionError, UnsupportedError
+from korch.frontend.onnx import read_model
+from korch.pipeline.stateful import state_sizes
+from korch.runtime.stateful import PAST, ROWS, TOTAL, Session, StatefulExecutable
+from korch.runtime.unpack import unpack
+
+QUICK = {"measure": False, "threads": 1, "ablation": korch.Ablation(baselines=False)}
+CAPACITY = 48
+SIZES = {"past": range(CAPACITY), "seq": range(1, 25)}
+
+# Rows of x are appended to a state and summed up with those before; the last axis of the state counts its rows.
+SUMS = """
+<ir_version: 8, opset_import: ["" : 17]>
+g (float[4, n] x, float[4, p] past) => (float[4, n] y, float[4, total] present)
+{
+    present = Concat <axis = 1> (past, x)
+    all = ReduceSum <keepdims = 1> (present, one)
+    y = Add(x, all)
+}
+"""
+
+
+def later() -> onnx.ModelProto:
+    """Return a model of which each row depends on later rows, too."""
+    proto = onnx.parser.parse_model(SUMS.replace("(present, one)", "(present, axes)"))
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1], np.int64), "axes"))
+    return proto
+
+
+@pytest.fixture(scope="module")
+def model() -> onnx.ModelProto:
+    return build_decoder("tiny-qwen3")
+
+
+@pytest.fixture(scope="module")
+def executable(model, cache_folder) -> StatefulExecutable:
+    found = korch.optimize(model, shapes=SIZES, cache_folder=cache_folder, **QUICK)
+    assert isinstance(found, StatefulExecutable)
+    return found
+
+
+@pytest.fixture(scope="module")
+def reference(model) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(model.SerializeToString())
+
+
+def feeds(executable: StatefulExecutable, past: int, rows: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(past + rows)
+    found: dict[str, np.ndarray] = {}
+    for tensor in executable.described.inputs:
+        shape = tensor.shape(past, rows)
+        if tensor.name == "input_ids":
+            found[tensor.name] = rng.integers(0, 256, shape)
+        elif tensor.name == "position_ids":
+            found[tensor.name] = np.arange(past, past + rows).reshape(shape)
+        elif tensor.name == "attention_mask":
+            found[tensor.name] = np.ones(shape, np.int64)
+        else:
+            found[tensor.name] = rng.standard_normal(shape).astype(np.float32)
+    return found
+
+
+def tokens(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (1, count))
+
+
+def test_the_roles_of_dimensions_follow_from_the_model(model) -> None:
+    sizes = state_sizes(read_model(model), {"past": (range(9),)})
+    assert sizes is not None
+    assert sizes.roles == {"past": PAST, "seq": ROWS, "past + seq": TOTAL}
+    assert (sizes.past, sizes.fixed, sizes.assumed) == (range(9), {"batch": (1,)}, (ROWS,))
+    assert state_sizes(read_model(model), {"past": (9,)}) is None
+    with pytest.raises(OptionError, match=r"the size of 'past \+ seq' is that of the rows before and in a run"):
+        state_sizes(read_model(model), {"past + seq": (range(1, 9),)})
+
+
+@pytest.mark.parametrize(
+    ("past", "rows"), [(0, 1), (0, 5), (0, 24), (1, 1), (30, 1), (47, 1), (1, 8), (17, 8), (40, 8), (5, 11), (0, 27)]
+)
+def test_a_call_with_all_states_is_the_model(executable, reference, past, rows) -> None:
+    given = feeds(executable, past, rows)
+    before = {name: array.copy() for name, array in given.items()}
+    for found, wanted in zip(executable.run(None, given), reference.run(None, given), strict=True):
+        assert found.shape == wanted.shape
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
+    assert all(np.array_equal(given[name], array) for name, array in before.items())  # inputs are not overwritten
+
+
+def test_masked_rows_are_left_out(executable, reference) -> None:
+    given = feeds(executable, 6, 1)
+    given["attention_mask"][0, 1:4] = 0
+    for found, wanted in zip(executable.run(None, given), reference.run(None, given), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_a_session_keeps_its_rows(executable, reference) -> None:
+    session, ids = executable.session(), tokens(30)
+    found = [session.run(input_ids=ids[:, :9])[0]]
+    found += [session.run(input_ids=ids[:, i : i + 1])[0] for i in range(9, 12)]
+    found.append(session.run(input_ids=ids[:, 12:])[0])
+    given = feeds(executable, 0, 30) | {"input_ids": ids}
+    *presents, logits = reference.run(None, given)
+    np.testing.assert_allclose(np.concatenate(found, 1), logits, rtol=1e-3, atol=1e-4)
+    assert session.length == 30
+    for state, present in zip(session.states(), presents, strict=True):
+        np.testing.assert_allclose(state, present, rtol=1e-3, atol=1e-4)
+
+
+def run_all(session: Session, ids: np.ndarray) -> np.ndarray:
+    """Return the last logits of tokens that are run one after another."""
+    return [session.run(input_ids=ids[:, i : i + 1])[0] for i in range(ids.shape[1])][-1]
+
+
+def test_truncated_and_forked_sessions_are_those_of_a_fresh_run(executable) -> None:
+    ids, more = tokens(12), tokens(4, seed=1)
+    first, second = executable.session(), executable.session()
+    run_all(first, ids)
+    run_all(second, ids[:, :7])
+    first.truncate(7)
+    np.testing.assert_array_equal(run_all(first, more), run_all(second, more))
+    branch = first.fork()
+    one, other = run_all(first, more), run_all(branch, ids)
+    again = executable.session()
+    run_all(again, ids[:, :7])
+    run_all(again, more)
+    np.testing.assert_array_equal(run_all(again.fork(), more), one)
+    np.testing.assert_array_equal(run_all(again, ids), other)
+
+
+def test_a_fork_shares_memory_until_one_of_them_changes(executable) -> None:
+    session = executable.session()
+    run_all(session, tokens(3))
+    branch = session.fork()
+    assert branch._memory is session._memory
+    run_all(branch, tokens(1))
+    assert branch._memory is not session._memory
+    owner = session._memory
+    run_all(session, tokens(1))
+    assert session._memory is owner  # the other one has copied it
+
+
+def test_an_artifact_has_the_same_sessions(executable, tmp_path) -> None:
+    path = tmp_path / "decoder.korch"
+    executable.save(path)
+    ids = tokens(10)
+    wanted = executable.session().run(input_ids=ids)[0]
+    for found in (korch.load(path), pickle.loads(pickle.dumps(executable))):
+        assert isinstance(found, StatefulExecutable)
+        np.testing.assert_array_equal(found.session().run(input_ids=ids)[0], wanted)
+        assert found.described == executable.described
+    with pytest.raises(UnsupportedError, match="it has states, which only Python keeps"):
+        unpack(path, tmp_path / "folder")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"input_ids": tokens(49)}, "49 more rows exceed its capacity of 48"),
+        ({"input_ids": tokens(3).astype(np.float32)}, "input 'input_ids'"),
+        ({"input_ids": tokens(3)[0]}, "it has shape 3"),
+        ({"input_ids": tokens(3), "attention_mask": np.ones((1, 4), np.int64)}, "input 'attention_mask'"),
+        ({"attention_mask": np.ones((1, 4), np.int64)}, "no input says how many rows are new"),
+        ({"ids": tokens(3)}, "there is no input 'ids'"),
+        ({"past_key_values.0.key": tokens(3)}, "there is no input 'past_key_values.0.key'"),
+    ],
+)
+def test_bad_input_changes_nothing(executable, given, message) -> None:
+    session = executable.session()
+    with pytest.raises(InputError, match=message):
+        session.run(**given)
+    assert session.length == 0
+
+
+def test_sessions_have_limits(executable) -> None:
+    with pytest.raises(InputError, match="the capacity is 49"):
+        executable.session(49)
+    session = executable.session(4)
+    session.run(input_ids=tokens(4))
+    with pytest.raises(InputError, match="1 more rows exceed its capacity of 4"):
+        session.run(input_ids=tokens(1))
+    with pytest.raises(InputError, match="it can't be cut to 5 rows"):
+        session.truncate(5)
+    with pytest.raises(InputError, match="rows exceed its capacity"):
+        session.assign([np.zeros((1, 2, 9, 32), np.float32)] * 4, 9)
+
+
+def test_rows_that_depend_on_later_ones_are_not_run_in_parts(cache_folder) -> None:
+    sizes = {"p": range(16), "n": range(1, 10)}
+    found = korch.optimize(later(), shapes=sizes, cache_folder=cache_folder, **QUICK)
+    assert isinstance(found, StatefulExecutable)
+    assert not found.described.is_causal
+    rng = np.random.default_rng(0)
+    session = onnxruntime.InferenceSession(later().SerializeToString())
+    for past, rows in ((0, 3), (4, 1), (5, 8)):
+        given = {
+            "x": rng.standard_normal((4, rows)).astype(np.float32),
+            "past": rng.standard_normal((4, past)).astype(np.float32),
+        }
+        for one, wanted in zip(found.run(None, given), session.run(None, given), strict=True):
+            np.testing.assert_allclose(one, wanted, rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match="no plan runs 3 rows after 4"):
+        found(np.zeros((4, 3), np.float32), np.zeros((4, 4), np.float32))
+
+
+def test_inputs_of_a_user_are_compared(model, cache_folder, tmp_path) -> None:
+    given = feeds(korch.optimize(model, shapes=SIZES, cache_folder=cache_folder, **QUICK), 3, 2)
+    path = tmp_path / "inputs.npz"
+    np.savez(path, **given)
+    found = korch.optimize(model, shapes=SIZES, cache_folder=cache_folder, inputs=path, **QUICK)
+    assert isinstance(found, StatefulExecutable)
+
+
+def test_commands_take_artifacts_with_states(executable, tmp_path, capsys) -> None:
+    path = str(tmp_path / "decoder.korch")
+    executable.save(path)
+    for command in (
+        ["run", path, "--random"],
+        ["run", path, "--random", "--shape", "past=5", "--shape", "rows=1"],
+        ["explain", path],
+        ["explain", path, "--kernel", "1", "--shape", "past=5", "--shape", "rows=1"],
+        ["profile", path, "--shape", "past=5", "--shape", "rows=8"],
+    ):
+        assert main(command) == 0, capsys.readouterr().err
+    assert "steps of 1 row" in capsys.readouterr().out
+
+
+def test_damaged_states_are_refused(executable, tmp_path) -> None:
+    path = Path(tmp_path / "decoder.korch")
+    executable.save(path)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"rows": 8', b'"rows": 9'))
+    with pytest.raises(ArtifactError):
+        korch.load(path)
