@@ -347,7 +347,7 @@ def test_autocast_stays_with_pytorch(quick: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"nothing": 1}, "there is no option 'nothing'; expected one of ablation, budget, "),
+        ({"nothing": 1}, "there is no option 'nothing'; expected one of ablation, background, budget, "),
         ({"max_shapes": 0}, "option max_shapes: the value 0 is no number of shapes"),
         ({"threads": 0}, "option threads: the value 0 is out of range"),
     ],
