@@ -61,9 +61,18 @@ def test_a_calibration_that_a_budget_shortens_is_not_kept(tmp_path, monkeypatch,
     """Also not for a model with large weights, which has records of its own."""
     monkeypatch.setattr("korch.measure.cpu.calibrate", lambda *_: RATES)
     monkeypatch.setattr("korch.measure.cpu.CALIBRATION_LIMIT_S", seconds)
+    monkeypatch.setattr("korch.measure.cpu.CALIBRATION_SHARE", 20.0)
     with CpuMeter(Options(cache_folder=tmp_path, budget_s=budget_s), (), weights_bytes=1 << 50) as made:
         assert made.calibration == RATES and made.reads_weights_from_memory
         assert (made.database.fact(FACT) is not None) == is_kept
+
+
+def test_a_short_budget_leaves_a_tenth_for_the_calibration(tmp_path, monkeypatch):
+    ends = []
+    monkeypatch.setattr("korch.measure.cpu.calibrate", lambda target, builder, end: ends.append(end.left_s) or RATES)
+    for budget_s in (10.0, 1000.0):
+        CpuMeter(Options(cache_folder=tmp_path / str(budget_s), budget_s=budget_s), ()).close()
+    assert ends == [pytest.approx(1.0, abs=0.2), pytest.approx(5.0, abs=0.2)]
 
 
 @pytest.mark.parametrize("then", [LASTING[6], LASTING[0]], ids=lambda r: getattr(r, "kind", "ran"))

@@ -41,8 +41,9 @@ logger = logging.getLogger("korch.measure")
 DISPATCH_NS = 20
 """The time per kernel for its call: loading pointers, an indirect call."""
 
-CALIBRATION_LIMIT_S = 5.0
-"""The seconds after which a search with a budget only completes the calibration: a busy machine needs much longer."""
+CALIBRATION_LIMIT_S, CALIBRATION_SHARE = 5.0, 0.1
+"""The seconds, and the share of the budget, after which a search with a budget only completes the calibration: it takes
+three seconds on an idle machine, and much longer on a busy one."""
 
 
 BATCH_SHARE = 0.3
@@ -257,7 +258,8 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
                 logger.warning("the stored calibration is damaged; the machine is measured again")
         if known is None:
             budget_s = self.options.budget_s
-            end = Deadline() if budget_s is None else Deadline.after(CALIBRATION_LIMIT_S, time.monotonic())
+            limit_s = None if budget_s is None else min(CALIBRATION_LIMIT_S, CALIBRATION_SHARE * budget_s)
+            end = Deadline.after(limit_s, time.monotonic())
             known = calibrate(self.target, self.builder, end)
             self._keeps_calibration = not end.is_over
         if self._keeps_calibration:

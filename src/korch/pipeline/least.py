@@ -19,8 +19,8 @@ from korch.system.cores import slowness
 from korch.system.deadline import Deadline
 from korch.validation.validate import BUILD_KERNELS, WEIGHTS_BYTES
 
-CALIBRATION_S = 3.0
-"""Seconds to measure a machine that is not in the cache."""
+CALIBRATION_S = 1.0
+"""Seconds to measure a machine that is not in the cache, with as few tries as a short budget leaves."""
 
 SEARCH_S, PRIMITIVE_S = 0.4, 0.003
 """Seconds to find candidates and to solve the program: at least, and per primitive."""
