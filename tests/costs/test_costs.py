@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from korch.candidate.candidate import Candidate, Offer, make_group
 from korch.candidate.layout import Layout, channels_last
 from korch.costs.access import reduced_strides, strides
 from korch.costs.analysis import analyse
+from korch.costs.calibrated import LEVEL, score
 from korch.costs.features import features
 from korch.costs.model import FAMILIES, CostModel, RegressionTrees, model_for
 from korch.costs.rates import Calibration
@@ -93,6 +95,10 @@ def test_the_model_in_the_package_knows_the_records(path: Path) -> None:
     errors = np.abs([np.log(time_ns / row["ns"]) for (time_ns, _), row in zip(found, rows, strict=True)])
     assert np.median(errors) < np.log(1.15)
     assert np.mean(errors < 3 * np.array([spread for _, spread in found])) > 0.97
+    margins = {kind: tail.margin() for kind, tail in model.tails.items()}
+    known = [(c.provider, *p, row["ns"]) for c, p, row in zip(candidates, found, rows, strict=True)]
+    scores = [score(ns, time_ns, spread) <= margins[kind] for kind, ns, spread, time_ns in known]
+    assert np.mean(scores) >= LEVEL and sum(map(math.isfinite, margins.values())) >= 3
 
 
 def test_records_are_read_as_they_are_written(tmp_path: Path) -> None:
