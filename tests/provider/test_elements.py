@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from korch.candidate.candidate import Refusal
-from korch.provider.elements import elements_program
+from korch.provider.elements import elements_program, gather_program
 from korch.provider.generated import GeneratedProvider
 from korch.provider.opaque import attributes_of, node_of
 from korch.provider.provider import Kernel
@@ -38,6 +38,24 @@ GROUPS = [
     group_of((2, 1030), (2, 1030), 1, "f64"),
     group_of((700, 2), (700, 2), 1),
     *(group_of((9, 4), (9, 3), 1, d) for d in ("f16", "bf16", "i64", "i32", "i8", "u8", "bool")),
+]
+
+
+def rows_of(shape, index, axis=0, dtype="f32", integer="i64"):
+    """Return the group of a `Gather`."""
+    out = (*shape[:axis], *index, *shape[axis + 1 :])
+    data, places, out = (f"{d}[{','.join(map(str, s))}]" for d, s in ((dtype, shape), (integer, index), (dtype, out)))
+    return opaque_group("Gather", [data, places], [out], axis=axis)
+
+
+ROWS = [
+    rows_of((50, 64), (1, 1)),
+    rows_of((50, 2100), (2, 3), integer="i32"),
+    rows_of((5, 9, 3), (4,), 1),
+    rows_of((5, 70), (37,), 1),
+    rows_of((9,), ()),
+    rows_of((3, 1, 6), (2, 2), 1, "i64"),
+    *(rows_of((9, 20), (3,), 0, d) for d in ("f16", "bf16", "u8", "bool")),
 ]
 
 
@@ -77,6 +95,22 @@ def test_it_takes_the_chosen_elements(target, builder, rng):
         if index.size < 4096:  # the interpreter takes a second for 2,000 elements
             (own,) = run_program(program, [data.reshape(-1), index.reshape(-1)])
             np.testing.assert_array_equal(own.astype(np.float64), expected.reshape(-1).astype(np.float64))
+
+
+def test_it_takes_the_chosen_rows(target, builder, rng):
+    """Also as the interpreter of tile programs does."""
+    built = list(offers_of(PROVIDER, ROWS, target))
+    library = load_kernels([kernel for _, _, kernel in built], builder)
+    for (group, offer, _), kernel in zip(built, [kernel for *_, kernel in built], strict=True):
+        program = gather_program(group, MACHINE)
+        assert check_program(program) == ()
+        assert parse_program(format_program(program)) == program
+        data, index = data_of(group, rng)
+        expected = np.take(data, index, elements_axis(group))
+        (found,) = run_kernel(kernel, group, offer, [data, index], builder, library=library)
+        np.testing.assert_array_equal(found.astype(np.float64), expected.astype(np.float64))
+        (own,) = run_program(program, [data.reshape(-1), index.reshape(-1)])
+        np.testing.assert_array_equal(own.astype(np.float64), expected.reshape(-1).astype(np.float64))
 
 
 @pytest.mark.parametrize("integer", ["i32", "i64"])

@@ -1,10 +1,12 @@
-"""The offer and the tile program for a group with an opaque `GatherElements`: any axis, any element type.
+"""The offers and tile programs for an opaque `Gather` or `GatherElements`: any axis, any element type.
 
-A task computes some rows of the result. For each element a loop runs the one iteration that the index chooses. An index
-out of range is replaced by the nearest position.
+A task computes some rows of the result. For each index a loop runs the one iteration that it chooses. An index out of
+range is replaced by the nearest position.
 """
 
 from __future__ import annotations
+
+import math
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.primitive.types import row_major_strides
@@ -24,7 +26,7 @@ ELEMENTS = 256
 
 
 def offer_elements(group: Group, _target: Target) -> tuple[Offer, ...] | Refusal:
-    """Offer a `GatherElements` in plain layouts."""
+    """Offer a `Gather` or a `GatherElements` in plain layouts."""
     if any(value not in group.position for value in group.body.primitives[0].inputs):
         return Refusal("the elements or the indices are constants")
     types = (*group.input_types, *group.output_types)
@@ -33,8 +35,26 @@ def offer_elements(group: Group, _target: Target) -> tuple[Offer, ...] | Refusal
     return (Offer(*group.plain_layouts),)
 
 
+def gather_program(group: Group, machine: Machine, _variant: str = "") -> TileProgram:
+    """Return the program for a `Gather`: a task copies a part of one row, or some short rows."""
+    body, (data, index) = group.body, group.body.primitives[0].inputs
+    given, count = body.types[data].shape, body.types[index].size
+    axis = attributes_of(node_of(body.primitives[0])).get("axis", 0) % len(given)
+    size, row = given[axis], math.prod(given[axis + 1 :])
+    v_outer, v = cut(row, min(row, COLUMNS), ("gv", "v"))
+    c_outer, c = cut(count, min(count, max(1, ELEMENTS // row)), ("gc", "c"))
+    number, column = flat(c_outer, c), flat(v_outer, v) if row > 1 else ZERO
+    lead = Axis("g", math.prod(given[:axis]))
+    source = add(scale(add(scale(var("g"), size), var("k")), row), column)
+    place = add(scale(add(scale(var("g"), count), number), row), column)
+    load = Load("x0", body.types[data].dtype, f"i{group.position[data]}", source)
+    copied = Pass((v,) if row > 1 else (), "v" if row > 1 else "", (load,), (Store("o0", place, "x0"),))
+    one = Loop(Axis("k", size), (), (copied,), At(f"i{group.position[index]}", number), is_nearest=True)
+    return TileProgram(_buffers(group), (Stage((lead, c_outer, v_outer), (Loop(c, (), (one,)),)),))
+
+
 def elements_program(group: Group, machine: Machine, _variant: str = "") -> TileProgram:
-    """Return the program of the offer."""
+    """Return the program for a `GatherElements`."""
     body = group.body
     data, index = body.primitives[0].inputs
     x, i = (f"i{group.position[value]}" for value in (data, index))
@@ -53,6 +73,10 @@ def elements_program(group: Group, machine: Machine, _variant: str = "") -> Tile
     chosen = offset((*where[:axis], var("k"), *where[axis + 1 :]), given)
     copied = Pass((), "", (Load("x0", body.types[data].dtype, x, chosen),), (Store("o0", offset(where, shape), "x0"),))
     one = Loop(Axis("k", given[axis]), (), (copied,), At(i, offset(where, shape)), is_nearest=True)
-    buffers = [Buffer(f"i{n}", Level.INPUT, type_.dtype, type_.size) for n, type_ in enumerate(group.input_types)]
-    buffers.append(Buffer("o0", Level.OUTPUT, body.types[data].dtype, body.types[index].size))
-    return TileProgram(tuple(buffers), (Stage(grid, (Loop(r, (), (Loop(v, (), (one,)),)),)),))
+    return TileProgram(_buffers(group), (Stage(grid, (Loop(r, (), (Loop(v, (), (one,)),)),)),))
+
+
+def _buffers(group: Group) -> tuple[Buffer, ...]:
+    inputs = (Buffer(f"i{n}", Level.INPUT, type_.dtype, type_.size) for n, type_ in enumerate(group.input_types))
+    (out,) = group.output_types
+    return (*inputs, Buffer("o0", Level.OUTPUT, out.dtype, out.size))

@@ -11,7 +11,7 @@ from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.shape import FUSED
 from korch.primitive.op import Category
 from korch.provider.content import content_version
-from korch.provider.elements import elements_program, offer_elements
+from korch.provider.elements import elements_program, gather_program, offer_elements
 from korch.provider.offers import offered_layouts
 from korch.provider.opaque import operator_of
 from korch.provider.provider import Kernel
@@ -36,6 +36,7 @@ Lowered = Callable[[Group, Machine, str], TileProgram]
 
 WHOLE: dict[str, tuple[Offered, Lowered]] = {
     "TopK": (offer_top, top_program),
+    "Gather": (offer_elements, gather_program),
     "GatherElements": (offer_elements, elements_program),
     "CumSum": (offer_running, running_program),
     "CumProd": (offer_running, running_program),
