@@ -18,7 +18,7 @@ import pytest
 
 import korch
 from korch.options import Options
-from korch.pipeline import Progress, Update, untold
+from korch.pipeline import Progress, Update, few_collections, untold
 from korch.pipeline.background import BackgroundExecutable, BackgroundSearch, Make, has_background
 from korch.runtime.runnable import Runnable
 from korch.system.deadline import Deadline
@@ -92,6 +92,17 @@ def test_a_search_ends_at_its_next_step_when_it_is_stopped_or_nothing_uses_it() 
     del other
     gc.collect()
     assert running.wait(60)
+
+
+def test_the_garbage_collector_runs_as_often_as_before_after_searches_that_overlap() -> None:
+    before = gc.get_threshold()
+    first, second = few_collections(), few_collections()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert gc.get_threshold() != before
+    second.__exit__(None, None, None)
+    assert gc.get_threshold() == before
 
 
 def test_one_search_runs_at_a_time() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -183,16 +184,24 @@ class Run:
         return end_s + FRESH_S * (budget_s >= 10 * FRESH_S)
 
 
+_before: list[tuple[int, int, int]] = []
+_collections = threading.Lock()
+
+
 @contextmanager
 def few_collections() -> Iterator[None]:
-    """Make Python's garbage collector run rarely.
+    """Make Python's garbage collector run rarely, until the last of the searches that run at the same time ends.
 
     A search makes millions of long-lived objects and hardly any reference cycles, so that frequent
     collections take time and free nothing.
     """
-    before = gc.get_threshold()
-    gc.set_threshold(200_000, 50, 100)
+    with _collections:
+        _before.append(gc.get_threshold())
+        gc.set_threshold(200_000, 50, 100)
     try:
         yield
     finally:
-        gc.set_threshold(*before)
+        with _collections:
+            last = _before.pop()  # the first one is popped last, whichever search ends last
+            if not _before:
+                gc.set_threshold(*last)

@@ -146,16 +146,20 @@ class BlockSearch:
         self.trace.record_block(0, {0: one.found})
 
     def calibrate(self, used: Collection[BlockInterface], deadline: Deadline) -> dict[tuple[int, int], int] | None:
-        """Return the calibrated bounds of all interfaces that have a plan; None if there is no time or no record.
+        """Return the calibrated bounds of all interfaces that have a plan.
 
         Those of the used interfaces are solved for. A plan for another interface, with changes of layout, is a plan for
         a used one of the same block.
+
+        Returns:
+            None without records, if a plan is not measured, or if no time is left to build a program for it.
         """
         found: dict[tuple[int, int], int] = {}
         for one in sorted(used, key=lambda one: one.key):
             kept_ns = one.result.certificate.calibrated_ns
             if kept_ns is None:
-                if not self.options.measure or self.ledger.is_over(deadline):
+                is_late = one.search is None and self.ledger.is_over(deadline)
+                if is_late or not (self.options.measure and one.result.certificate.is_measured):
                     return None
                 kept_ns = self.open(one).calibrated_ns()
             if kept_ns is None:
