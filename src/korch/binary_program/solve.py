@@ -19,11 +19,11 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from korch.binary_program.cp_sat import MOST, CpSatModel, CpStatus
 from korch.binary_program.formulate import Formulation, formulate, loop_row
 from korch.binary_program.presolve import Describe, diagnose, dominated_kernels, greedy_plan, useful_kernels
 from korch.binary_program.problem import Certificate, Plan, Port, Problem, Status
@@ -32,9 +32,6 @@ from korch.binary_program.verify import check_problem, ready_order, verify_plan
 from korch.errors import InvalidGraphError
 from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.primitive.component import strong_components
-
-if TYPE_CHECKING:
-    from ortools.sat.python import cp_model
 
 FIRST_KERNELS = 500  # least number of kernels in the first restricted program
 GROWTH = 3  # each further restricted program has this many times the kernels of the last one
@@ -343,50 +340,42 @@ class _Search:
 
     def _cp_sat(self, alive: npt.NDArray[np.bool_], seconds: float) -> _Answer:
         """Solve the program over some variables; the others are 0."""
-        from ortools.sat.python import cp_model  # importing it takes 0.3 s, before which the least budget is announced
-
         model, variables = _load(self.owner.program, alive, self.owner.relaxer.matrix)
         terms = [(k, cost) for k, cost in enumerate(self.costs_ns) if alive[k]]
-        model.minimize(cp_model.LinearExpr.weighted_sum([variables[k] for k, _ in terms], [c for _, c in terms]))
+        model.minimize([variables[k] for k, _ in terms], [c for _, c in terms])
         if self.best is not None:
             hinted = set(self.best)
             if all(alive[k] for k in hinted):
                 for k, _ in terms:
-                    model.add_hint(variables[k], k in hinted)
-        solver = cp_model.CpSolver()
-        solver.parameters.num_workers = self.limits.solver_workers
-        solver.parameters.random_seed = self.limits.seed
-        solver.parameters.max_time_in_seconds = max(0.01, seconds)
-        solver.parameters.linearization_level = 2
-        solver.parameters.relative_gap_limit = self.gap
-        # CP-SAT's own handler would end the process at the next Ctrl-C, without a message.
-        solver.parameters.catch_sigint_signal = False
-        status = solver.solve(model)
-        if status == cp_model.INFEASIBLE:
+                    model.hint(variables[k], k in hinted)
+        parameters = {
+            "num_workers": self.limits.solver_workers,
+            "random_seed": self.limits.seed,
+            "linearization_level": 2,
+            "relative_gap_limit": self.gap,
+        }
+        found = model.solve(seconds, parameters)
+        if found.status is CpStatus.INFEASIBLE:
             return _Answer(None, 0, True)
-        if status == cp_model.MODEL_INVALID:
+        if found.status is CpStatus.INVALID:
             raise InvalidGraphError("CP-SAT refuses the program: the costs are too large")
-        bound_ns = max(0, int(np.ceil(solver.best_objective_bound - 1e-6)))
-        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        bound_ns = max(0, int(np.ceil(found.bound - 1e-6)))
+        if not found.values:
             return _Answer(None, bound_ns, False)
-        chosen = tuple(k for k, _ in terms if solver.boolean_value(variables[k]))
-        if status == cp_model.OPTIMAL and not self.gap:
+        chosen = tuple(k for k, _ in terms if found.values[variables[k]])
+        if found.status is CpStatus.OPTIMAL and not self.gap:
             bound_ns = sum(self.costs_ns[k] for k in chosen)
         return _Answer(chosen, bound_ns, False)
 
 
-def _load(
-    program: Formulation, alive: npt.NDArray[np.bool_], matrix: Matrix
-) -> tuple[cp_model.CpModel, dict[int, cp_model.IntVar]]:
-    """Return the program over some of its variables as a CP-SAT model.
+def _load(program: Formulation, alive: npt.NDArray[np.bool_], matrix: Matrix) -> tuple[CpSatModel, dict[int, int]]:
+    """Return the program over some of its variables as a CP-SAT model, and the numbers of these variables there.
 
     `alive`: bool[variable]: the variables to load; the others are 0. `matrix`: the program's first rows; rows that were
     added later are not in it.
     """
-    from ortools.sat.python import cp_model
-
-    model = cp_model.CpModel()
-    variables = {int(j): model.new_int_var(0, program.most[j], program.names[j]) for j in np.flatnonzero(alive)}
+    model = CpSatModel()
+    variables = {int(j): model.variable(0, program.most[j]) for j in np.flatnonzero(alive)}
     counts = np.zeros(len(program.rows), np.int64)
     counts[len(matrix.least) :] = 1
     np.add.at(counts, matrix.rows, alive[matrix.columns])
@@ -400,8 +389,7 @@ def _load(
                 factors.append(factor)
         if not row.is_equal and row.least <= 0 and all(factor > 0 for factor in factors):
             continue
-        total = cp_model.LinearExpr.weighted_sum(columns, factors)
-        model.add(total == row.least if row.is_equal else total >= row.least)
+        model.add(columns, factors, row.least, row.least if row.is_equal else MOST)
     return model, variables
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from korch.binary_program.cp_sat import CpSatModel
 from korch.errors import InvalidGraphError
 from korch.system.alignment import ALIGNMENT, align_up
 
@@ -173,31 +174,23 @@ def _place(
 
 def _solve(buffers: Sequence[ArenaBuffer], hint: Sequence[int], bound: int, seconds: float) -> tuple[list[int], int]:
     """Return the placement and the lower bound that CP-SAT finds; neither is worse than the given ones."""
-    from ortools.sat.python import cp_model  # as in korch.binary_program.solve
-
-    model = cp_model.CpModel()
+    model = CpSatModel()
     limit = _size_bytes(buffers, hint) // ALIGNMENT
-    size = model.new_int_var(bound // ALIGNMENT, limit, "size")
-    times, places, starts = [], [], []
-    for i, buffer in enumerate(buffers):
+    size = model.variable(bound // ALIGNMENT, limit)
+    starts, rectangles = [], []
+    for buffer, offset in zip(buffers, hint, strict=True):
         height = align_up(buffer.size_bytes) // ALIGNMENT
-        start = model.new_int_var(0, limit - height, f"offset{i}")
-        model.add(start + height <= size)
-        model.add_hint(start, hint[i] // ALIGNMENT)
+        start = model.variable(0, limit - height)
+        model.add((size, start), (1, -1), height)
+        model.hint(start, offset // ALIGNMENT)
         starts.append(start)
         if height:
-            length = buffer.last - buffer.first + 1
-            times.append(model.new_fixed_size_interval_var(buffer.first, length, f"time{i}"))
-            places.append(model.new_fixed_size_interval_var(start, height, f"place{i}"))
-    model.add_no_overlap_2d(times, places)
-    model.minimize(size)
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = seconds
-    solver.parameters.num_workers = 2
-    solver.parameters.catch_sigint_signal = False  # Python handles Ctrl-C
-    status = solver.solve(model)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            rectangles.append((buffer.first, buffer.last - buffer.first + 1, start, height))
+    model.apart(rectangles)
+    model.minimize((size,), (1,))
+    result = model.solve(seconds, {"num_workers": 2})
+    if not result.values:
         return list(hint), bound
-    found = [solver.value(start) * ALIGNMENT for start in starts]
-    proven = max(bound, round(solver.best_objective_bound) * ALIGNMENT)
+    found = [result.values[start] * ALIGNMENT for start in starts]
+    proven = max(bound, round(result.bound) * ALIGNMENT)
     return found, min(proven, _size_bytes(buffers, found))
