@@ -49,12 +49,12 @@ class GraphWriter:
     def constant(self, array: NDArray[np.generic], hint: str) -> str:
         """Store an initializer; return its name, which begins with `hint`."""
         name = f"{hint}_{len(self._initializers)}"
-        self._initializers.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        self._initializers.append(numpy_helper.from_array(np.asarray(array, order="C"), name))
         return name
 
     def scalar(self, value: float, hint: str) -> str:
-        """Store a float32 scalar; return its name."""
-        return self.constant(np.array(value, np.float32), hint)
+        """Store one float32 number; return its name."""
+        return self.constant(np.array([value], np.float32), hint)
 
     def integers(self, values: Sequence[int], hint: str) -> str:
         """Store an int64 vector (a shape, paddings); return its name."""
