@@ -22,13 +22,19 @@ ANY: Mapping[str, Sequence[str]] = {
         "torch_backend.py",
     ),
     "objects of libraries without types: sessions, evaluators, streams, progress bars": (
+        "binary_program/cp_sat.py",
         "cli/command.py",
         "host/",
         "report/peers/",
         "report/progress.py",
         "runtime/library.py",
     ),
-    "the caller gives whatever converts to an array, or feeds by name": ("options.py", "report/profile.py", "runtime/"),
+    "the caller gives whatever converts to an array, or feeds by name": (
+        "options.py",
+        "pipeline/background.py",
+        "report/profile.py",
+        "runtime/",
+    ),
     "JSON that is written, or read and then checked": ("costs/rates.py", "measure/", "records/", "report/", "search/"),
     "an annotation is evaluated at run time: flags of options, names of attributes, names that are loaded late": (
         "__init__.py",
