@@ -63,7 +63,7 @@ def _explore(search: BlockSearch, assembly: Assembly, interfaces: list[BlockInte
     """Measure in rounds; return whether time is left for more."""
     before_ns: int | None = None
     estimated_ns: dict[BlockInterface, int] = {}
-    solving_s = batch_s = 0.0
+    solving_s, batch_s, bias = 0.0, 0.0, 1.0
     uses: Counter[BlockInterface] = Counter()
     for turn in range(ROUNDS):
         left_s = search.ledger.left_s(search.deadline)
@@ -93,7 +93,10 @@ def _explore(search: BlockSearch, assembly: Assembly, interfaces: list[BlockInte
             interfaces.remove(one)
             del estimated_ns[one]
         total_ns = _total_ns(search, uses)
-        search.trace.record_estimate(None if total_ns is None else total_ns + changes_ns, expected_ns)
+        whole_ns = None if total_ns is None else total_ns + changes_ns
+        search.trace.record_estimate(whole_ns, int(bias * expected_ns))
+        # Plans of the least estimates take longer than these, as the kernels that seem fastest are chosen.
+        bias = bias if whole_ns is None else max(1.0, whole_ns / max(1, expected_ns))
         is_known = len(found) == len(uses) and not any(exploration.unknown for exploration in found.values())
         is_known = is_known and before_ns is not None and total_ns is not None
         if is_known and (total_ns or 0) > (1 - QUIET) * (before_ns or 0):
