@@ -10,7 +10,7 @@ from korch.primitive.ops.layout import TransposeAttributes
 from korch.primitive.ops.stored import StoredAttributes
 from korch.primitive.types import DType, ValueType
 from korch.provider.gemm import GemmProvider
-from korch.provider.provider import SPLIT
+from korch.provider.provider import SPLIT, Kernel
 from korch.testing.kernels import check_offers
 from korch.tile.check.check import check_program
 from tests.provider.linear_groups import Graph
@@ -105,6 +105,15 @@ def test_products_on_matrix_units(target, builder, rng):
 def test_what_is_not_finite_stays_so(target, builder, rng, rows, block):
     group = stored((rows, 64), 2 * target.lanes, block=block)
     check_offers(GemmProvider(), [group], target, builder, rng, specials=True)
+
+
+@pytest.mark.parametrize(("bits", "is_by_words"), [(4, True), (8, False)])
+def test_bytes_for_tables_are_loaded_as_words(target, bits, is_by_words):
+    group = stored((1, 64), 4 * target.lanes, bits=bits, block=32, zero=8)
+    (offer,) = GemmProvider().offer(group, target)
+    kernel = GemmProvider().build(group, offer, target)
+    assert isinstance(kernel, Kernel)
+    assert ("load <16 x i32>" in kernel.source) == (is_by_words and target.lanes == 16)
 
 
 def test_bytes_with_terms_of_two_blocks_are_refused(target):

@@ -7,14 +7,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from korch.primitive.ops.reduce import identity
-from korch.tile.ir.program import Accumulate, Axis
+from korch.primitive.types import DType
+from korch.tile.ir.index import substitute
+from korch.tile.ir.program import Accumulate, Axis, Load, Select, arguments_of
 from korch.tile.llvm.arithmetic import KIND
 from korch.tile.llvm.emit import SsaValue, constant
 from korch.tile.llvm.index import Env, end_of
 from korch.tile.llvm.memory import Place
 from korch.tile.llvm.points import PointVector
 from korch.tile.llvm.spans import LEAST_WIDTH, Span, SpanPrinter
+from korch.tile.llvm.wide import LANES as WIDE
 from korch.tile.lower.loops import SQUARE_TYPES
+
+WORD = 4
+"""The bytes of a word."""
 
 UNROLL = 4
 """The number of independent accumulators of a reduction."""
@@ -85,13 +91,16 @@ class SumPrinter(SpanPrinter):
         is_long = inner is not None and inner.extent >= 2 * UNROLL
         copies = UNROLL if count == 1 and is_long and size <= UNROLL else 1
         start = self.starts(vectors[0].lanes, max(count, copies))
+        words = self._loads_of_words(vectors)
 
         def step(env: Env, sums: Sums, copy: int) -> Sums:
             own = list(sums)
             for u, points in enumerate(vectors):
                 first = (copy + u) * size
                 placed = PointVector({**points.env, **env}, points.ranges, points.variable, points.lanes, points.mask)
+                self.squares = {op.name: self._byte_of_words(op, {**vectors[0].env, **env}, u) for op in words}
                 own[first : first + size] = self.added(tuple(own[first : first + size]), placed)
+            self.squares = {}
             return tuple(own)
 
         if inner is None:
@@ -102,9 +111,50 @@ class SumPrinter(SpanPrinter):
             whole = [(self.emit.index(0), end_of(self.emit, axis, axis.extent, env)) for axis in self.reduced]
             sums = self._window(ends, whole, lambda own: self._loops(self.reduced, own, start, step, copies))
         sums = self.total(sums, copies) if count == 1 else sums
-        for u, points in enumerate(vectors):
-            for k, sink in enumerate(self.accumulators):
-                self.store(sink.buffer, sink.index, sums[u * size + k], points)
+        for k, sink in enumerate(self.accumulators):
+            own = self._interleaved(sums[k::size]) if words else sums[k::size]
+            for points, one in zip(vectors, own, strict=True):
+                self.store(sink.buffer, sink.index, one, points)
+
+    def _loads_of_words(self, vectors: list[PointVector]) -> tuple[Load, ...]:
+        """Return the loads of bytes for which four vectors load one vector of words.
+
+        Byte u of each word belongs to vector u then, so lane i of vector u is element 4 i + u, and widening the bytes
+        takes a shift instead of a permutation: on Zen 4, a row of int4 takes 0.91 of the time. The bytes must be
+        indices of tables only, and no other value may differ between the elements.
+        """
+        points = vectors[0]
+        if len(vectors) != WORD or points.lanes != WIDE or points.mask is not None or not self.tables:
+            return ()
+        live, found = self._live(points.ranges), list[Load]()
+        direct = {sink.value for sink in self.accumulators}
+        direct |= {name for op in live if op.name not in self.tables for name in arguments_of(op)}
+        for op in live:
+            if isinstance(op, Select):
+                return ()
+            if not isinstance(op, Load):
+                continue
+            slope = self.step_of(substitute(op.index, {}, points.ranges), points)
+            is_plain = self.all_hold(op.guards, points.ranges) is True
+            if is_plain and slope == 1 and op.dtype is DType.U8 and op.name not in direct:
+                found.append(op)
+            elif not is_plain or slope != 0:
+                return ()
+        return tuple(found)
+
+    def _byte_of_words(self, op: Load, env: Env, u: int) -> SsaValue:
+        """Print the words whose lowest byte is byte `u` of each loaded word."""
+        place = self.place(op.buffer, substitute(op.index, {}, self.ranges), env)
+        words = self.emit.load("i32", WIDE, place.at, 1, place.floor, place.era)
+        return self.emit.op("lshr", words, constant("i32", 8 * u)) if u else words
+
+    def _interleaved(self, sums: Sums) -> Sums:
+        """Print four vectors of adjacent elements from four whose lane i of vector u has element 4 i + u."""
+        shuffle, half = self.emit.shuffle, WIDE // 2
+        low = [i // 2 + i % 2 * WIDE for i in range(WIDE)]
+        y = [shuffle(sums[j], sums[j + 1], [n + k for n in low]) for k in (0, half) for j in (0, 2)]
+        pairs = [i // 4 * 2 + i % 2 + i % 4 // 2 * WIDE for i in range(WIDE)]
+        return tuple(shuffle(y[j], y[j + 1], [n + k for n in pairs]) for j in (0, 2) for k in (0, half))
 
     def _window(self, ends: Ends, whole: Ends, loops: Callable[[Ends], Sums]) -> Sums:
         """Print the loops over all reduced axes, with a version for where no guard clips them."""
