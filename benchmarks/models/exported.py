@@ -16,6 +16,7 @@ import io
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
+from functools import partial
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
@@ -32,76 +33,38 @@ FORMS = ("script", "script-slim", "dynamo", "dynamo-slim")
 OPSETS = {"script": 17, "dynamo": 18}
 
 
-def build_segformer_b0(*, size: int = 512, seed: int = 0) -> tuple[Any, Inputs]:
-    """Return Segformer-B0 from transformers with 150 classes, and an image."""
+SEGMENTS, CLASSIFIES = "ForSemanticSegmentation", "ForImageClassification"
+
+VISION: Mapping[str, tuple[str, str, dict[str, Any]]] = {
+    "segformer_b0": ("Segformer", SEGMENTS, {"num_labels": 150}),
+    "mobilenetv2": ("MobileNetV2", CLASSIFIES, {"tf_padding": False}),  # with the padding of torchvision
+    "resnet18": (
+        "ResNet",
+        CLASSIFIES,
+        {"layer_type": "basic", "depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512]},
+    ),
+    "resnet50": ("ResNet", CLASSIFIES, {}),
+    "convnext": ("ConvNext", CLASSIFIES, {}),
+    "vit_small": ("ViT", CLASSIFIES, {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}),
+}
+"""Networks of transformers that read an image: the names of their classes, and the options that are not the default."""
+
+
+def build_vision(name: str, *, size: int = 0, classes: int = 1000, seed: int = 0) -> tuple[Any, Inputs]:
+    """Return a network of `VISION`, and a square image; if `size` is 0, of the size for which the network is known."""
     import torch
-    from transformers import SegformerConfig, SegformerForSemanticSegmentation
+    import transformers
 
     torch.manual_seed(seed)
-    module = SegformerForSemanticSegmentation(SegformerConfig(num_labels=150))
-    return ready(module), {"pixel_values": torch.randn(1, 3, size, size)}
-
-
-def build_mobilenetv2(*, size: int = 224, classes: int = 1000, seed: int = 0) -> tuple[Any, Inputs]:
-    """Return MobileNet-v2 from transformers with the padding of torchvision, and an image."""
-    import torch
-    from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
-
-    torch.manual_seed(seed)
-    config = MobileNetV2Config(num_labels=classes, tf_padding=False)
-    module = ready(MobileNetV2ForImageClassification(config))
-    return module, {"pixel_values": torch.randn(1, 3, size, size)}
-
-
-def build_resnet50(*, size: int = 224, seed: int = 0) -> tuple[Any, Inputs]:
-    """Return ResNet-50 from transformers, and an image."""
-    import torch
-    from transformers import ResNetConfig, ResNetForImageClassification
-
-    torch.manual_seed(seed)
-    return ready(ResNetForImageClassification(ResNetConfig(num_labels=1000))), {
-        "pixel_values": torch.randn(1, 3, size, size)
-    }
-
-
-def build_resnet18(*, size: int = 224, classes: int = 1000, seed: int = 0) -> tuple[Any, Inputs]:
-    """Return ResNet-18 from transformers, and an image."""
-    import torch
-    from transformers import ResNetConfig, ResNetForImageClassification
-
-    torch.manual_seed(seed)
-    config = ResNetConfig(layer_type="basic", depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512], num_labels=classes)
-    return ready(ResNetForImageClassification(config)), {"pixel_values": torch.randn(1, 3, size, size)}
-
-
-def build_convnext(*, size: int = 224, seed: int = 0) -> tuple[Any, Inputs]:
-    """Return ConvNeXt-T from transformers, and an image."""
-    import torch
-    from transformers import ConvNextConfig, ConvNextForImageClassification
-
-    torch.manual_seed(seed)
-    config = ConvNextConfig(num_labels=1000)
-    return ready(ConvNextForImageClassification(config)), {"pixel_values": torch.randn(1, 3, size, size)}
-
-
-def build_vit_small(*, size: int = 224, seed: int = 0) -> tuple[Any, Inputs]:
-    """Return ViT-S/16 from transformers, and an image."""
-    import torch
-    from transformers import ViTConfig, ViTForImageClassification
-
-    torch.manual_seed(seed)
-    config = ViTConfig(hidden_size=384, num_attention_heads=6, intermediate_size=1536, num_labels=1000)
-    return ready(ViTForImageClassification(config)), {"pixel_values": torch.randn(1, 3, size, size)}
+    family, task, options = VISION[name]
+    config = getattr(transformers, f"{family}Config")(**{"num_labels": classes, **options})
+    size = size or (512 if task == SEGMENTS else 224)
+    return ready(getattr(transformers, family + task)(config)), {"pixel_values": torch.randn(1, 3, size, size)}
 
 
 EXPORTED: Mapping[str, Callable[..., tuple[Any, Inputs]]] = {
-    "segformer_b0": build_segformer_b0,
-    "mobilenetv2": build_mobilenetv2,
-    "resnet18": build_resnet18,
-    "resnet50": build_resnet50,
+    **{name: partial(build_vision, name) for name in VISION},
     **SIZED,
-    "convnext": build_convnext,
-    "vit_small": build_vit_small,
 }
 """The models that are not in `TRANSFORMERS`; each builder returns a module and its inputs by keyword."""
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from benchmarks.models.exported import FORMS, build_mobilenetv2, export_model
+from benchmarks.models.exported import FORMS, build_vision, export_model
 from korch.errors import OptionError
 
 torch = pytest.importorskip("torch")
@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 @pytest.mark.parametrize("form", [form for form in FORMS if not form.endswith("-slim")])
 def test_an_exported_model_is_the_module(form: str) -> None:
     model = export_model(f"mobilenetv2:{form}", size=32, classes=10)
-    module, inputs = build_mobilenetv2(size=32, classes=10)
+    module, inputs = build_vision("mobilenetv2", size=32, classes=10)
     (node,) = model.graph.input
     session = onnxruntime.InferenceSession(model.SerializeToString())
     (found,) = session.run(None, {node.name: inputs[node.name].numpy()})
