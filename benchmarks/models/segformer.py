@@ -23,8 +23,8 @@ REDUCTIONS = (8, 4, 2, 1)
 def build_segformer(
     seed: int = 0,
     size: int = 512,
-    widths: tuple[int, int, int, int] = (32, 64, 160, 256),
-    heads: tuple[int, int, int, int] = (1, 2, 5, 8),
+    widths: tuple[int, ...] = (32, 64, 160, 256),
+    heads: tuple[int, ...] = (1, 2, 5, 8),
     depth: int = 2,
     joined: int = 256,
     classes: int = 150,
@@ -34,8 +34,8 @@ def build_segformer(
     Args:
         seed: seed of the random weights.
         size: height and width of the image in pixels, a multiple of 32.
-        widths: channels of the four scales.
-        heads: numbers of attention heads at the four scales.
+        widths: channels of each scale; there are at most four.
+        heads: the number of attention heads at each scale.
         depth: number of blocks at each scale.
         joined: channels of the decode head.
         classes: number of classes.
@@ -113,6 +113,6 @@ def _decode(writer: GraphWriter, maps: list[tuple[str, int, int]], joined: int, 
         y = _to_image(writer, writer.dense(x, width, joined), joined, side)
         parts.append(y if side == largest else writer.resize(y, largest // side, "linear"))
     x = writer.op("Concat", *parts, axis=1)
-    x = writer.conv(x, (4 * joined, joined), 1, bias=False)
+    x = writer.conv(x, (len(maps) * joined, joined), 1, bias=False)
     x = writer.op("Relu", writer.batch_norm(x, joined))
     return writer.conv(x, (joined, classes), 1, gain=1.0)

@@ -25,8 +25,8 @@ SPILL_BYTES = 512
 MODELS = PAPER if os.environ.get("KORCH_LONG") else ("candy", "segformer")
 """The three others have kernels of the same kinds, but pools and concatenations (`test_compile.py`)."""
 
-SMALLER = {"segformer": {"depth": 1}}
-"""The second block of each scale has the kernels of the first."""
+SMALLER = {"segformer": {"depth": 1, "widths": (32, 64), "heads": (1, 2)}}
+"""The second block of each scale has the kernels of the first, and the other scales those of these, in other sizes."""
 
 
 @pytest.mark.long
