@@ -66,6 +66,7 @@ CASES = [
     ("ReduceMean", [X, _ints(1, -1)], {"keepdims": 0}),
     ("ReduceMean", [X], {}),
     ("ReduceSum", [X], {"noop_with_empty_axes": 1}),
+    ("ArgMax", [X], {"axis": 2, "keepdims": 0}),
     ("Reshape", [X, _ints(0, -1, 9)], {}),
     ("Transpose", [X], {"perm": [0, 2, 3, 1]}),
     ("Transpose", [_floats(2, 3)], {}),
@@ -194,6 +195,7 @@ def test_each_translator_is_tested():
         ),
         ("Resize", [X, "", np.array([1, 2, 2, 2], np.float32)], {}, "a scale of the batch or the channels"),
         ("Resize", [X, "", np.array([1, 1, 2, 2], np.float32)], {"antialias": 1}, "antialias=1"),
+        ("ArgMax", [X], {"select_last_index": 1}, "select_last_index=1"),
     ],
 )
 def test_forms_without_a_translation_are_refused(op_type, inputs, attributes, reason, tmp_path):

@@ -55,7 +55,7 @@ def products(n: int) -> list[Group]:
 
 
 def convolved(n: int) -> list[Group]:
-    """Dense convolutions of stride 2, a depthwise one, and such with another in one kernel."""
+    """Dense convolutions of stride 2, and depthwise ones."""
     dense = Graph()
     x = dense.tensor(1, n + 3, 9, 7)
     steps = ConvAttributes((2, 2), (1, 1), (1, 1), (1, 1), 1)
@@ -68,12 +68,8 @@ def convolved(n: int) -> list[Group]:
     each = ConvAttributes((1, 1), (1, 1), (1, 1), (1, 1), n)
     y = g.add("conv", [x, g.weights(n, 1, 3, 3)], each)
     second = g.group(y)
-    one = ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1), 1)
-    third = g.group(g.add("conv", [g.add("sigmoid", [y]), g.weights(2 * n, n, 1, 1)], one))
-    few = ConvAttributes((1, 1), (1, 1), (1, 1), (1, 1), 8 * n)
-    y = g.add("conv", [g.tensor(1, 8 * n, 5, 7), g.weights(8 * n, 1, 3, 3)], few)
-    fourth = g.group(g.add("conv", [y, g.weights(n, 8 * n, 1, 1)], one))
-    return [first, other, second, third, fourth]
+    third = g.group(g.add("sigmoid", [y]))
+    return [first, other, second, third]
 
 
 def in_winograds_space(n: int) -> list[Group]:

@@ -58,6 +58,12 @@ def _reduction(function: TensorFunction) -> Translator:
     return translate
 
 
+def _arg_max(node: OperatorNode) -> TensorFunction:
+    node.expect("select_last_index", (0,), 0)
+    axis, keeps = node.attributes.integer("axis", 0), bool(node.attributes.integer("keepdims", 1))
+    return lambda x: torch.argmax(x, dim=axis, keepdim=keeps)
+
+
 NORMALIZATION: dict[str, Translator] = {
     "BatchNormalization": _batch_normalization,
     "InstanceNormalization": _instance_normalization,
@@ -67,4 +73,5 @@ NORMALIZATION: dict[str, Translator] = {
     "ReduceSum": _reduction(torch.sum),
     "ReduceMax": _reduction(torch.amax),
     "ReduceMin": _reduction(torch.amin),
+    "ArgMax": _arg_max,
 }
