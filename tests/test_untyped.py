@@ -51,6 +51,8 @@ ANY: Mapping[str, Sequence[str]] = {
     ),
     "attributes of ONNX nodes: a number, a text, or a sequence of them": (
         "frontend/contributed.py",
+        "frontend/definition.py",
+        "frontend/fused.py",
         "frontend/experts.py",
         "primitive/as_onnx.py",
         "primitive/definitions/",

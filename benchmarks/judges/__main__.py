@@ -1,6 +1,6 @@
 """Runs the items of a judge, each in a process that may crash or hang, and adds a line of JSON for each.
 
-    python -m benchmarks.judges opinfo [--results FILE] [--seconds S] [--jobs N] [--only NAME ...] [--table]
+    python -m benchmarks.judges opinfo|pipelines [--results FILE] [--seconds S] [--jobs N] [--only NAME ...] [--table]
 
 An item that has a line in the results is not run again. The exit code is 1 if a result is wrong or something crashed.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.judges import Judge, table
 from tests.support.workers import answer_lines, run_in_workers
 
-JUDGES = ("opinfo",)
+JUDGES = ("opinfo", "pipelines")
 LIFE = 100
 """The number of items after which a process is replaced."""
 

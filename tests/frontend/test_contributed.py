@@ -64,6 +64,7 @@ X, S, Z = u8(2, 5, 3, 4), scalar(0.03137), scalar(117, np.uint8)
 ADD = [X, S, Z, u8(2, 5, 3, 4), scalar(0.05), scalar(9, np.uint8), scalar(0.06), scalar(100, np.uint8)]
 GEMM = [u8(3, 7), S, Z, weights(4, 7), floats(0.1, 0.2, 0.3, 0.4), np.zeros(4, np.int8)]
 Q_ATTENTION = [u8(2, 5, 12), weights(12, 24), real(24), scalar(0.01), scalar(0.02)]
+IMAGE, FILTERS = real(2, 3, 5, 6), real(4, 3, 3, 3)
 BITS = {"K": 37, "N": 6, "block_size": 16}
 
 
@@ -114,6 +115,27 @@ CASES = [
     ("MatMulNBits", nbits(4, True), {1, 2, 3}, F32, {**BITS, "bits": 4}),
     ("MatMulNBits", nbits(8, True), {1, 2, 3}, F32, {**BITS, "bits": 8}),
     ("MatMulNBits", [*nbits(4, False), None, real(6)], {1, 2, 5}, F32, {**BITS, "bits": 4}),
+    ("Gelu", [real(3, 7)], set(), F32, {}),
+    ("BiasGelu", [real(3, 7), real(7)], {1}, F32, {}),
+    ("FastGelu", [real(3, 7)], set(), F32, {}),
+    ("FastGelu", [real(3, 7), real(7)], {1}, F32, {}),
+    ("QuickGelu", [real(3, 7)], set(), F32, {"alpha": 1.5}),
+    ("FusedConv", [IMAGE, FILTERS], {1}, F32, {"activation": "Relu", "pads": [1, 1, 1, 1]}),
+    ("FusedConv", [IMAGE, FILTERS, real(4)], {1, 2}, F32, {"activation": "LeakyRelu", "activation_params": [0.3]}),
+    (
+        "FusedConv",
+        [IMAGE, FILTERS, real(4), real(2, 4, 3, 4)],
+        {1, 2},
+        F32,
+        {"activation": "Clip", "activation_params": [-0.5, 0.5]},
+    ),
+    ("FusedConv", [IMAGE, FILTERS], {1}, F32, {"activation": "HardSigmoid", "activation_params": [0.3, 0.4]}),
+    ("FusedGemm", [real(3, 7), real(4, 7), real(4)], {1, 2}, F32, {"transB": 1, "alpha": 0.5, "activation": "Relu"}),
+    ("FusedGemm", [real(3, 7), real(7, 4), real(4)], {1, 2}, F32, {"activation": "LeakyRelu", "activation_alpha": 0.2}),
+    ("FusedMatMul", [real(2, 5, 7), real(2, 5, 4)], set(), F32, {"transA": 1, "alpha": 0.25}),
+    ("FusedMatMul", [real(2, 5, 7), real(4, 7)], {1}, F32, {"transB": 1}),
+    ("SkipLayerNormalization", [real(2, 5, 8), real(2, 5, 8), real(8), real(8), real(8)], {2, 3, 4}, F32, {}),
+    ("SkipLayerNormalization", [real(2, 5, 8), real(2, 5, 8), real(8)], {2}, F32, {"epsilon": 0.1}),
     ("QAttention", Q_ATTENTION, {1, 2, 3, 4}, F32, {"num_heads": 2}),
     (
         "QAttention",

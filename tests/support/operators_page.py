@@ -17,12 +17,13 @@ from dataclasses import dataclass
 import onnx
 
 from korch.fission import RULES
+from korch.frontend import classical
 from korch.frontend.expand import COMPOSITES
 from korch.frontend.infer import RANDOM
 
 WAYS = {
     "fission": "split into primitives",
-    "definition": "split by its definition in the ONNX standard",
+    "definition": "split by a definition in nodes of the ONNX standard; of ai.onnx.ml, those on numbers",
     "control flow": "a known branch is taken; else run by the host",
     "constant": "computed when the model is read",
     "opaque": "kept whole: ONNX Runtime, or where it refuses `onnx.reference` on the host",
@@ -92,6 +93,10 @@ def supported_operators() -> tuple[Support, ...]:
 def _way(domain: str, name: str, since: int) -> str:
     if name in UNSUPPORTED:
         return "unsupported"
+    if domain == classical.DOMAIN and name in classical.DEFINITIONS:
+        return "definition"
+    if domain == classical.DOMAIN and name not in classical.TYPED:
+        return "host"
     if domain != "ai.onnx":
         return "opaque"
     if name in CONTROL_FLOW:

@@ -169,4 +169,6 @@ def _find(operator: Operator, rules: Mapping[str, tuple[FissionRule, ...]]) -> F
     for candidate in candidates:
         if candidate.holds_for(operator.version):
             return candidate
+    if operator.op_type.startswith("TreeEnsemble"):
+        return NotSplit("the next node of a tree depends on data")
     return NotSplit("no rule for this opset" if candidates else "no rule")

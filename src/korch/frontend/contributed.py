@@ -1,7 +1,8 @@
 """Defines operators of the domain com.microsoft by nodes of the ONNX standard with the same meaning.
 
-ONNX Runtime's quantizers and exporters write these operators, and its documentation defines them. They compute exactly
-in integers up to one rounding at the end. ONNX Runtime's kernels may round one step earlier or later.
+ONNX Runtime's quantizers, exporters and optimizers write these operators, and its documentation defines them. Those of
+quantized models compute exactly in integers up to one rounding at the end. ONNX Runtime's kernels may round one step
+earlier or later.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import numpy as np
 import onnx
 
 from korch.errors import ModelError, UnsupportedError
-from korch.frontend.attributes import NodeAttributes
+from korch.frontend.definition import Definition
+from korch.frontend.fused import FUSED
 from korch.frontend.names import node_label
 from korch.primitive.op import Array
 from korch.primitive.types import DType, ValueType
@@ -22,109 +24,6 @@ DOMAIN = "com.microsoft"
 
 OLDEST_OPSET = 13
 """The first opset whose DequantizeLinear has an axis."""
-
-
-class Definition:
-    """One node of the domain com.microsoft, and the standard nodes written so far to define it.
-
-    Attributes:
-        nodes: the standard nodes, in order.
-    """
-
-    def __init__(
-        self, node: onnx.NodeProto, types: Mapping[str, ValueType], constants: Mapping[str, Array], where: str
-    ) -> None:
-        self.node, self.types, self.constants, self.where = node, types, constants, where
-        self.attributes = NodeAttributes(node)
-        self.nodes: list[onnx.NodeProto] = []
-
-    def optional(self, position: int) -> str:
-        """Return the name of an input, "" if it is left out."""
-        return self.node.input[position] if position < len(self.node.input) else ""
-
-    def needed(self, position: int, what: str) -> str:
-        """Return the name of an input.
-
-        Raises:
-            ModelError: it is left out.
-        """
-        name = self.optional(position)
-        if not name:
-            raise ModelError(f"its input {position}, {what}, is missing", where=self.where)
-        return str(name)
-
-    def known(self, position: int, what: str) -> Array:
-        """Return the elements of an input.
-
-        Raises:
-            UnsupportedError: they are not known.
-        """
-        name = self.needed(position, what)
-        if name not in self.constants:
-            raise UnsupportedError(
-                f"its input {position}, {what}, is no constant", self.where, hint="Make it an initializer of the model"
-            )
-        return self.constants[name]
-
-    def count(self, name: str, default: int = 0) -> int:
-        """Return an attribute that is a positive number.
-
-        Raises:
-            ModelError: it is missing without a default, or not positive.
-        """
-        value = self.attributes.integer(name, default)
-        if value < 1:
-            raise ModelError(f"its attribute {name} is {value}", where=self.where, expected="a positive number")
-        return value
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of an input."""
-        return tuple(self.constants[name].shape) if name in self.constants else self.types[name].shape
-
-    def op(self, op_type: str, *inputs: str, output: str = "", **attributes: Any) -> str:
-        """Add a node and return its output."""
-        step, first = f"{op_type}_{len(self.nodes)}", next(filter(None, self.node.output))
-        name = output or f"{first}/{step}"
-        label = f"{self.node.name or first}/{step}"
-        self.nodes.append(onnx.helper.make_node(op_type, inputs, [name], name=label, **attributes))
-        return name
-
-    def constant(self, array: Array) -> str:
-        """Add a constant and return its name."""
-        return self.op("Constant", value=onnx.numpy_helper.from_array(np.asarray(array)))
-
-    def real(self, at: int, what: str = "an operand") -> str:
-        """Dequantize three inputs from position `at` on (integers, scale, zero point) and return the real numbers."""
-        scale, zero = self.needed(at + 1, f"the scale of {what}"), self.optional(at + 2)
-        return self.op("DequantizeLinear", self.needed(at, what), scale, *[zero] * bool(zero))
-
-    def finish(self, x: str, at: int, like: str) -> None:
-        """Quantize `x` to the node's output; the inputs from position `at` on are the scale and the zero point."""
-        scale, zero = self.needed(at, "the scale of the result"), self.optional(at + 1)
-        zero = zero or self.constant(np.zeros((), self._dtype(like)))
-        self.op("QuantizeLinear", x, scale, zero, output=self.node.output[0])
-
-    def _dtype(self, name: str) -> np.dtype[Any]:
-        return self.constants[name].dtype if name in self.constants else self.types[name].dtype.numpy
-
-    def sums(self, a: int, b: str, zeros: tuple[str, str]) -> str:
-        """Return the exact matrix product of integers minus their zero points, as integers."""
-        arguments = [self.needed(a, "the data"), b, *zeros]
-        while not arguments[-1]:
-            arguments.pop()
-        return self.op("MatMulInteger", *arguments)
-
-    def scaled(self, sums: str, *factors: str) -> str:
-        """Return integers, converted to float32, times the product of scales."""
-        factor = factors[0]
-        for other in factors[1:]:
-            factor = self.op("Mul", factor, other)
-        return self.op("Mul", self.op("Cast", sums, to=onnx.TensorProto.FLOAT), factor)
-
-    def end(self, x: str, bias: str = "") -> None:
-        """Make `x`, plus a bias if there is one, the node's output."""
-        inputs = (x, bias) if bias else (x,)
-        self.op("Add" if bias else "Identity", *inputs, output=self.node.output[0])
 
 
 def _binary(op_type: str) -> Callable[[Definition], None]:
@@ -316,6 +215,7 @@ DEFINITIONS: Mapping[str, Callable[[Definition], None]] = {
     "QLinearLeakyRelu": _unary("LeakyRelu", alpha=0.01),
     "QLinearMul": _binary("Mul"),
     "QLinearSigmoid": _unary("Sigmoid"),
+    **FUSED,
 }
 
 
@@ -344,6 +244,6 @@ def define_contributed(
             where=where,
             expected=f"at least {OLDEST_OPSET} beside operators of the domain {DOMAIN!r}",
         )
-    definition = Definition(node, types, constants, where)
+    definition = Definition(node, types, constants, where, opsets[""])
     define(definition)
     return definition.nodes

@@ -15,6 +15,7 @@ import onnx
 import onnx.version_converter
 
 from korch.errors import ModelError, UnsupportedError, excerpt
+from korch.frontend.classical import types_of
 from korch.frontend.indices import check_elements
 from korch.frontend.names import captured_names, node_label
 from korch.frontend.shapes import check_size, dtype_of, type_name
@@ -189,6 +190,8 @@ def infer_types(node: onnx.NodeProto, schema: onnx.defs.OpSchema, known: Known) 
         whole.CopyFrom(node)
         whole.attribute.append(onnx.helper.make_attribute("onesided", 1))
         node = whole
+    if (first := next(iter(node.input), "")) in types and (classical := types_of(node, types[first].shape)):
+        return classical
     imports = [onnx.helper.make_opsetid(*item) for item in known.opsets.items()]
     try:
         found: dict[str, onnx.TypeProto] = onnx.shape_inference.infer_node_outputs(

@@ -12,6 +12,7 @@ import onnx
 
 from korch.errors import ModelError, UnsupportedError
 from korch.frontend.attributes import NodeAttributes
+from korch.frontend.classical import define_classical
 from korch.frontend.contributed import define_contributed
 from korch.frontend.expand import COMPOSITES, embed_captured, expand_composite, take_branch
 from korch.frontend.fold import LIMIT_BYTES, constant_of, evaluate, evaluate_split
@@ -143,9 +144,10 @@ class Propagation:
         if node.op_type == "Constant" and not node.domain:
             self._constant_node(node)
             return []
-        defined = define_contributed(node, self.opsets, self.types, self.constants, self.model)
-        if defined is not None:
-            return defined
+        for define in (define_contributed, define_classical):
+            defined = define(node, self.opsets, self.types, self.constants, self.model)
+            if defined is not None:
+                return defined
         schema = find_schema(node, self.opsets, self.model)
         if node.op_type in ("Loop", "Scan") and not node.domain and self._loop(node):
             return []
