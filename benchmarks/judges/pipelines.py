@@ -187,7 +187,7 @@ def _optimized(name: str) -> Case:
 
 def _is_same(found: Any, right: np.ndarray) -> bool:
     """Return whether an output has the elements of a prediction, whatever its axes of one element."""
-    found = np.asarray(found)
+    found = np.asarray([[*row.values()] for row in found] if isinstance(found, list) else found)
     if found.size != right.size:
         return False
     found, right = found.reshape(-1).astype(np.float64), np.asarray(right).reshape(-1).astype(np.float64)
