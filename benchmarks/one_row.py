@@ -1,6 +1,6 @@
 """Compares products of one or a few rows with a sum of the same number of bytes, for weights of each type.
 
-    python -m benchmarks.one_row [--rows 1,2,4,8] [--rounds 3] [--output benchmarks/results/one_row.json]
+    python -m benchmarks.one_row [--rows 1,2,4,8] [--near] [--rounds 3] [--output benchmarks/results/one_row.json]
 
 A kernel is measured as in a search of a large model: its weights are in no cache. In the same rounds as each product,
 another kernel adds up the same number of bytes of float32. The quotient is the time of the sum divided by the time of
@@ -36,6 +36,9 @@ from korch.provider.generated import GeneratedProvider
 
 SIZES = ((2048, 2048), (2048, 7168), (4096, 4096))
 """Terms and columns of products in language models with one to seven billion parameters."""
+
+NEAR = ((1024, 192),)
+"""Terms and columns of the products whose weights are in a core's cache."""
 
 WEIGHTS_BYTES = 1 << 30
 """The bytes of weights that the meter assumes for the model: more than any cache holds."""
@@ -95,13 +98,16 @@ def main() -> int:
     """Measure; return 1 if the median quotient of a product is below `GOAL`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", default="1")
+    parser.add_argument("--near", action="store_true", help="weights in the cache of the only thread's core")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     products, sums = GemmProvider(), GeneratedProvider()
     rows = []
-    with tempfile.TemporaryDirectory() as folder, open_meter(Options(cache_folder=folder), WEIGHTS_BYTES) as meter:
-        for (k, n), m in itertools.product(SIZES, map(int, args.rows.split(","))):
+    with tempfile.TemporaryDirectory() as folder:
+        options = Options(cache_folder=folder, **({"threads": 1} if args.near else {}))
+        meter = open_meter(options, 0 if args.near else WEIGHTS_BYTES)
+        for (k, n), m in itertools.product(NEAR if args.near else SIZES, map(int, args.rows.split(","))):
             for name, make in WEIGHTS.items():
                 group = make(m, k, n)
                 pair = [
@@ -128,7 +134,9 @@ def main() -> int:
                     }
                 )
                 low, middle, high = rows[-1]["quotient"]
-                print(f"{m:2} x {k:5} x {n:5} {name:26} {middle:.2f} ({low:.2f} to {high:.2f})", flush=True)
+                text = f"{middle:.2f} ({low:.2f} to {high:.2f}), {rows[-1]['gb_per_s']:.1f} GB/s"
+                print(f"{m:2} x {k:5} x {n:5} {name:26} {text}", flush=True)
+        meter.close()
     write_rows(args.output, rows, "rows")
     return int(any(row["quotient"][1] < GOAL for row in rows))
 
