@@ -213,6 +213,27 @@ def operators() -> str:
     return markdown(["operator", "sizes", "least", "median", "greatest"], rows)
 
 
+PAPER_TABLE_2 = {
+    "candy": (184, 1031, 5.5),
+    "efficientvit": (380, 2174, 11.5),
+    "yolox": (367, 3361, 2.8),
+    "yolov4": (569, 4644, 12.2),
+    "segformer": (672, 11400, 9.2),
+}
+"""The paper's numbers of primitives and candidates, and its hours."""
+
+
+def candidates() -> str:
+    """Return the numbers of primitives and candidates of the paper's models, and those of the paper."""
+    head = ["model", "primitives", "groups", "candidates", "seconds", "the paper: primitives", "candidates", "hours"]
+    rows = []
+    for model, row in results("paper-candidates.json").items():
+        own = [f"{row[key]:,}" for key in ("primitives", "groups", "candidates")]
+        primitives, count, hours = PAPER_TABLE_2[model]
+        rows.append([model, *own, f"{row['seconds']:.0f}", f"{primitives:,}", f"{count:,}", f"{hours}"])
+    return markdown(head, rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "summary": summary,
     "ranges": ranges,
@@ -225,6 +246,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "experts": experts,
     "budgets": budgets,
     "operators": operators,
+    "candidates": candidates,
 }
 
 

@@ -62,7 +62,7 @@ def build_efficientvit(
         x = _bottleneck(writer, x, before, width, stride=2, has_norms=not has_attention)
         for _ in range(depth if has_attention else depth - 1):
             if has_attention:
-                x = writer.op("Add", x, _attention(writer, x, width, each))
+                x = writer.op("Add", x, attention(writer, x, width, each))
             inner = _bottleneck(writer, x, width, width, has_norms=not has_attention)
             x = writer.op("Add", x, inner)
         before = width
@@ -102,8 +102,8 @@ def _bottleneck(
     return _conv(writer, x, inner, after, 1, is_active=False, gain=gain)
 
 
-def _attention(writer: GraphWriter, x: str, width: int, each: int) -> str:
-    """Linear attention over the tokens, and over their 5x5 neighbourhoods."""
+def attention(writer: GraphWriter, x: str, width: int, each: int) -> str:
+    """Append linear attention over the tokens and over their 5x5 neighbourhoods, of heads of `each` channels."""
     heads = width // each
     plain = writer.conv(x, (width, 3 * width), 1, bias=False, gain=1.0)
     wide = writer.conv(plain, (3 * width, 3 * width), 5, pad=2, groups=3 * width, bias=False, gain=1.0)

@@ -1,0 +1,131 @@
+"""Repeats experiments of the paper on this machine's CPU (Korch, ASPLOS 2024, section 6).
+
+    python -m benchmarks.paper fission [--models candy,...]   figure 7: other engines given the primitives
+    python -m benchmarks.paper blocks [--models norm,...]     figures 2 to 4, 8 to 10, 12 and 13: blocks of models
+    python -m benchmarks.paper candidates                     table 2: primitives, candidates and seconds
+                               [--budget S] [--rounds N] [--output FILE]
+
+Figure 6 is `benchmarks.suite`. Rows that a file of results has are not measured again.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from benchmarks.models import PAPER, build
+from benchmarks.models.paper_blocks import (
+    linear_attention,
+    normalized_and_padded,
+    resized_and_joined,
+    softmax_attention,
+)
+from benchmarks.rows import known_rows, options_of, write_rows
+from korch.api import optimize
+from korch.cli.bench import bench
+from korch.fission import fission
+from korch.frontend import load_model
+from korch.inputs import random_inputs
+from korch.options import Options
+from korch.pipeline import Run, run_until
+from korch.primitive.as_onnx import OnnxNodes
+from korch.records import plain
+from korch.report.compare import RunnerSpec, Settings, compare
+from korch.report.kernel import operations
+from korch.report.stage_onnx import save_model
+
+BLOCKS: Mapping[str, Callable[[], onnx.ModelProto]] = {
+    "norm, ReLU, pad": normalized_and_padded,
+    "resize x4, concat": partial(resized_and_joined, 1),
+    "the same, batch 16": partial(resized_and_joined, 16),
+    "linear attention, 512²": partial(linear_attention, 32),
+    "linear attention, 2048²": partial(linear_attention, 128),
+    "softmax attention": softmax_attention,
+}
+"""The blocks of the paper's case studies."""
+
+ENGINES = ("onnxruntime", "openvino")
+
+
+def of_fission(name: str, args: Any, folder: Path) -> dict[str, Any]:
+    """Return the times of engines for a model, and for its primitives."""
+    path, split = folder / "model.onnx", folder / "primitives.onnx"
+    path.write_bytes(build(name).SerializeToString())
+    save_model(OnnxNodes(fission(load_model(path)), name).model(), split)
+    runners = [
+        RunnerSpec(engine, file, f"{engine}{label}")
+        for engine in ENGINES
+        for file, label in ((path, ""), (split, ", primitives"))
+    ]
+    settings = Settings(args.threads, args.rounds, subject=ENGINES[0], leave_out=True)
+    return compare(runners, random_inputs(path), settings).to_json()
+
+
+def of_block(name: str, args: Any, folder: Path) -> dict[str, Any]:
+    """Return the times of engines for a block, of its whole plans, and of the kernels of the best one."""
+    path, artifact = folder / "block.onnx", folder / "block.korch"
+    path.write_bytes(BLOCKS[name]().SerializeToString())
+    executable: Any = optimize(
+        path, threads=args.threads, budget=args.budget, cache_folder=folder / "cache", progress=False
+    )
+    executable.save(artifact)
+    report = plain(executable.report)
+    kernels = [{"operations": operations(step, 99), "cost_ns": step.cost_ns} for step in executable.plan.steps]
+    del executable  # its weights and threads are not part of the comparison
+    comparison = bench(artifact, list(ENGINES), path, args.rounds, Options(threads=args.threads), {}).to_json()
+    return {"comparison": comparison, "plan": report["plan"], "plans": report["plans"], "kernels": kernels}
+
+
+def of_candidates(name: str, args: Any, folder: Path) -> dict[str, Any]:
+    """Return the numbers of primitives and candidates of a model, and the seconds in which they were found."""
+    path, begin_s = folder / "model.onnx", time.monotonic()
+    path.write_bytes(build(name).SerializeToString())
+    run = Run(Options(threads=args.threads, cache_folder=folder / "cache"), {}, lambda update: None, path)
+    with run.resources:
+        run_until(run, "candidates", skip=("reference",))
+        tasks = run.results["candidates"].tasks
+        return {
+            "nodes": len(build(name).graph.node),
+            "primitives": len(run.results["fission"].graph.primitives),
+            "groups": sum(task.enumeration.groups for task in tasks),
+            "candidates": sum(len(task.candidates) for task in tasks),
+            "seconds": round(time.monotonic() - begin_s, 1),
+        }
+
+
+EXPERIMENTS: Mapping[str, tuple[Callable[[str, Any, Path], dict[str, Any]], tuple[str, ...]]] = {
+    "fission": (of_fission, PAPER),
+    "blocks": (of_block, tuple(BLOCKS)),
+    "candidates": (of_candidates, PAPER),
+}
+"""The experiments: what makes a row, and the names of all rows."""
+
+
+def main() -> int:
+    """Run one experiment; write each row when it is measured."""
+    parser = options_of(__doc__, (), budget_s=40.0)
+    parser.add_argument("experiment", choices=EXPERIMENTS)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    make, names = EXPERIMENTS[args.experiment]
+    path = args.output or Path(__file__).parent / "results" / f"paper-{args.experiment}.json"
+    rows = known_rows(path)
+    for name in names:
+        if name in rows or not any(part in name for part in args.models.split(",")):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            rows[name] = make(name, args, Path(folder))
+        write_rows(path, rows)
+        print(name, {k: v for k, v in rows[name].items() if k not in ("comparison", "rows", "plans")})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
