@@ -112,7 +112,7 @@ def main() -> int:
 def measure(step: Step, folder: Path, budget_s: float, rounds: int) -> dict[str, Any]:
     """Return the times of all engines for a step; what is not in the folder is written to it."""
     path = folder / f"{step.name}-{step.dtype}-{step.past}.onnx"
-    size_path, read = path.with_suffix(".bytes"), folder / "none"
+    size_path = path.with_suffix(".bytes")
     if not path.exists():
         model = build_decoder(step.name, step.dtype, batch=1, seq=1, past=step.past)
         save(model, path)
@@ -129,9 +129,9 @@ def measure(step: Step, folder: Path, budget_s: float, rounds: int) -> dict[str,
     gguf = folder / f"{step.name}-{step.dtype}.gguf"
     if LLAMA.is_available() is None and not gguf.exists():
         write_gguf(gguf, step.name, step.dtype)
-    runners = [*_runners(path), RunnerSpec("read", "benchmarks.decode:READ", read)]
+    runners = [*_runners(path), RunnerSpec("benchmarks.decode:READ", read, "read")]
     if gguf.exists():
-        runners.append(RunnerSpec("llama.cpp", "benchmarks.peers.llama:LLAMA", gguf))
+        runners.append(RunnerSpec("benchmarks.peers.llama:LLAMA", gguf, LLAMA.name))
     found = compare(runners, step.inputs(), Settings(threads=2, rounds=rounds, leave_out=True), progress=_say)
     return {"bytes": size, **_figures(found, size)}
 
@@ -139,7 +139,7 @@ def measure(step: Step, folder: Path, budget_s: float, rounds: int) -> dict[str,
 def _runners(path: Path) -> Iterator[RunnerSpec]:
     for name in ENGINES:
         if get_peer(name).is_available() is None:
-            yield RunnerSpec(name, name, path.with_suffix(".korch") if name == "korch" else path)
+            yield RunnerSpec(name, path.with_suffix(".korch") if name == "korch" else path)
 
 
 def _sum(count: int) -> onnx.ModelProto:
