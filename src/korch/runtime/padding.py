@@ -96,37 +96,37 @@ class OutputCut:
 class Fitting:
     """How inputs of some sizes run on a plan: the masks, the padding and the cuts."""
 
-    def __init__(self, padded: PaddedPlan, sizes: Sizes) -> None:
-        """Compute the masks, the padding and the cuts."""
-        plan = padded.plan
-        self._padded = padded
-        self._is_exact = plan.is_exact
-        self._masks = [hidden.array(sizes) for hidden in plan.hidden]
-        self._is_whole = [tuple(size_at(a, sizes) for a in form) == _planned(form) for form in plan.inputs]
-        self._cuts = [OutputCut.of(form, sizes) for form in plan.outputs]
-
-    def run(self, arrays: Sequence[Array], kept: Mapping[int, int] = NO_STATES) -> tuple[Array, ...]:
-        """Return the model's outputs.
+    def __init__(self, padded: PaddedPlan, sizes: Sizes, kept: Mapping[int, int] = NO_STATES) -> None:
+        """Compute the masks, the padding and the cuts.
 
         `kept`: states, which already have the plan's sizes: the position of the output of each, by that of its input.
         Their outputs lie in the memory of the inputs.
         """
+        plan = padded.plan
+        self._kept, outputs = kept, set(kept.values())
+        self._padded = padded
+        self._is_exact = plan.is_exact
+        self._masks = [hidden.array(sizes) for hidden in plan.hidden]
+        self._is_whole = [
+            i in kept or tuple(size_at(a, sizes) for a in form) == _planned(form) for i, form in enumerate(plan.inputs)
+        ]
+        self._cuts = {i: OutputCut.of(form, sizes) for i, form in enumerate(plan.outputs) if i not in outputs}
+
+    def run(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
+        """Return the model's outputs."""
         if self._is_exact:
             return self._padded.executable.compute(arrays)
         memory = self._padded.take()
         try:
             inputs = [
-                array if is_whole or i in kept else own.fill(array)
-                for i, (array, own, is_whole) in enumerate(zip(arrays, memory, self._is_whole, strict=True))
+                array if is_whole else own.fill(array)
+                for array, own, is_whole in zip(arrays, memory, self._is_whole, strict=True)
             ]
-            into = {output: inputs[i] for i, output in kept.items()}
+            into = {output: inputs[i] for i, output in self._kept.items()}
             found = self._padded.executable.compute([*inputs, *self._masks], into)
         finally:
             self._padded.give_back(memory)
-        return tuple(
-            array if i in into else cut.apply(array)
-            for i, (cut, array) in enumerate(zip(self._cuts, found, strict=True))
-        )
+        return tuple(self._cuts[i].apply(array) if i in self._cuts else array for i, array in enumerate(found))
 
 
 def padded_run(executable: Executable, plan: RangePlan, sizes: Sizes, arrays: Sequence[Array]) -> tuple[Array, ...]:

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import IO, TYPE_CHECKING, Any, Self
@@ -26,7 +26,7 @@ from korch.records import plain, read_object, read_record
 from korch.runtime.artifact import Archive, Artifact
 from korch.runtime.choice import PlanChoice
 from korch.runtime.executable import Executable
-from korch.runtime.padding import Fitting, PaddedPlan, size_at
+from korch.runtime.padding import NO_STATES, Fitting, PaddedPlan, size_at
 from korch.runtime.runnable import ArrayType, Runnable, TensorInfo, Timing
 from korch.runtime.shaped import ShapedExecutable, Shared, read_shaped
 
@@ -241,9 +241,9 @@ class RangedExecutable(ShapedExecutable):
         """
         return self.fitting_at(self.sizes_of(shapes))
 
-    def fitting_at(self, sizes: Sizes) -> Fitting:
-        """Return how arrays of some sizes of the dimensions run."""
-        return Fitting(self._served[self._choice.number(sizes)], sizes)
+    def fitting_at(self, sizes: Sizes, kept: Mapping[int, int] = NO_STATES) -> Fitting:
+        """Return how arrays of some sizes of the dimensions run; `kept` as in `Fitting`."""
+        return Fitting(self._served[self._choice.number(sizes)], sizes, kept)
 
     def stopwatch(self, arrays: Sequence[Any]) -> Callable[[], int]:
         """Return a function that runs the model once, with padding and cutting, and returns the nanoseconds."""

@@ -12,7 +12,7 @@ import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import IO, TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -24,7 +24,7 @@ from korch.ranges.state import State
 from korch.records import plain, read_object, read_record
 from korch.runtime.artifact import Archive, Artifact
 from korch.runtime.executable import Executable
-from korch.runtime.padding import Fitting
+from korch.runtime.padding import NO_STATES, Fitting
 from korch.runtime.ranged import MOST_REMEMBERED, RangedExecutable, Ranges
 from korch.runtime.record import TensorRecord
 from korch.runtime.runnable import ArrayType, Runnable, TensorInfo
@@ -169,12 +169,12 @@ class StatefulExecutable(ShapedExecutable):
                 counts.setdefault(role, size)
         return counts.get(ROWS, self.described.rows), counts[PAST]
 
-    @property
+    @cached_property
     def state_inputs(self) -> dict[int, int]:
         """The position of the output of each state, by that of its input."""
         return {state.input: state.output for state in self.described.states}
 
-    @property
+    @cached_property
     def plain_outputs(self) -> list[str]:
         """The names of the outputs that are no states."""
         kept = set(self.state_inputs.values())
@@ -185,7 +185,7 @@ class StatefulExecutable(ShapedExecutable):
         return self._fitting(rows, size)
 
     def _fit(self, rows: int, size: int) -> Fitting:
-        return self.by_rows[rows].fitting_at((size,))
+        return self.by_rows[rows].fitting_at((size,), self.state_inputs if rows else NO_STATES)
 
     def get_inputs(self) -> list[TensorInfo]:
         """Return descriptions of the inputs; an axis of rows is given like "1..128"."""
@@ -453,7 +453,7 @@ class Session:
         if past:
             memory = iter(self._memory.arrays)
             inputs = [next(memory) if i in kept else next(left) for i in range(len(executable.described.inputs))]
-            found = executable.fitting(rows, past + rows).run(inputs, kept)
+            found = executable.fitting(rows, past + rows).run(inputs)
         else:
             empty = [np.zeros(t.shape(0, rows), DType(t.dtype).numpy) for t in executable.described.inputs]
             inputs = [empty[i] if i in kept else next(left) for i in range(len(empty))]
