@@ -16,6 +16,7 @@ from korch.cli import main
 from korch.errors import ArtifactError, InputError, OptionError, UnsupportedError
 from korch.frontend.onnx import read_model
 from korch.pipeline.stateful import state_sizes
+from korch.runtime.generate import Sampling, generate
 from korch.runtime.stateful import PAST, ROWS, TOTAL, Session, StatefulExecutable
 from korch.runtime.unpack import unpack
 
@@ -246,3 +247,40 @@ def test_damaged_states_are_refused(executable, tmp_path) -> None:
     path.write_bytes(content.replace(b'"rows": 8', b'"rows": 9'))
     with pytest.raises(ArtifactError):
         korch.load(path)
+
+
+def test_tokens_are_those_of_the_model(executable, reference, tmp_path, capsys) -> None:
+    prompt, wanted = tokens(6)[0].tolist(), []
+    for _ in range(9):
+        given = feeds(executable, 0, len(prompt) + len(wanted)) | {"input_ids": np.array([prompt + wanted])}
+        wanted.append(int(reference.run(["logits"], given)[0][0, -1].argmax()))
+    told: list[int] = []
+    assert generate(executable, prompt, 9, tell=told.append).tokens == tuple(told) == tuple(wanted)
+    assert generate(executable, prompt, 9, stop=wanted[3:4]).tokens == tuple(wanted[: 1 + wanted.index(wanted[3])])
+    drawn = [generate(executable, prompt, 9, Sampling(1.0, 5, seed)).tokens for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert generate(executable, prompt, 9, Sampling(1.0, 1)).tokens == tuple(wanted)
+    path = str(tmp_path / "decoder.korch")
+    executable.save(path)
+    assert main(["generate", path, "--ids", ",".join(map(str, prompt)), "--count", "9"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.split() == [str(token) for token in wanted]
+    assert "prompt: 6 tokens" in printed.err and "new: 9" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--ids", "1,x"], "'1,x' is no list of token ids"),
+        (["--ids", ""], "the prompt has no tokens"),
+        (["--ids", "1", "--count", "0"], "the value 0 is too small"),
+        (["--ids", "1", "--temperature", "-1"], "the temperature is -1.0"),
+        (["--ids", "1", "--top-k", "-1"], "it is negative"),
+        (["--ids", "1", "--count", "99"], "1 more rows exceed its capacity of 48"),
+    ],
+)
+def test_bad_flags_of_generate_are_refused(executable, tmp_path, capsys, flags, message) -> None:
+    path = str(tmp_path / "decoder.korch")
+    executable.save(path)
+    assert main(["generate", path, *flags]) == 1
+    assert message in capsys.readouterr().err

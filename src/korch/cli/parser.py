@@ -10,6 +10,7 @@ from korch import __version__
 from korch.cli import explain, optimize, run
 from korch.cli.database import add_database
 from korch.cli.flags import add_options
+from korch.cli.generate import add_generate
 from korch.report.progress import SHOWS, STAGES
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -63,6 +64,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_optimize(commands)
     _add_check(commands)
     _add_run(commands)
+    add_generate(commands)
     _add_bench(commands)
     _add_explain(commands)
     _add_profile(commands)

@@ -292,13 +292,14 @@ class Session:
     """The states of a model between runs. It is used by one thread at a time.
 
     Attributes:
+        executable: the model.
         capacity: the most rows.
         length: the number of rows so far.
     """
 
     def __init__(self, executable: StatefulExecutable, capacity: int) -> None:
         """Begin without rows; `StatefulExecutable.session` makes it."""
-        self._executable, self.capacity, self.length = executable, capacity, 0
+        self.executable, self.capacity, self.length = executable, capacity, 0
         model = executable.described
         self._axes = [state.axis for state in model.states]
         self._inputs = [t for i, t in enumerate(model.inputs) if i not in executable.state_inputs]
@@ -362,7 +363,7 @@ class Session:
         """
         if length > self.capacity:
             raise InputError(f"{length} rows exceed its capacity", "session", f"at most {self.capacity}")
-        model = self._executable.described
+        model = self.executable.described
         tensors = [model.inputs[state.input] for state in model.states]
         accepted = [_type(t, length, 0).accept(a) for t, a in zip(tensors, arrays, strict=True)]
         self.truncate(0)
@@ -375,7 +376,7 @@ class Session:
             memory.users -= 1
 
     def _empty(self, tensor: StateTensor) -> Array:
-        shape = tensor.shape(self._executable.described.capacity, 0)
+        shape = tensor.shape(self.executable.described.capacity, 0)
         return np.zeros(shape, DType(tensor.dtype).numpy)
 
     def _own(self) -> None:
@@ -383,7 +384,7 @@ class Session:
         if self._memory.users == 1:
             return
         self._memory.users -= 1
-        model = self._executable.described
+        model = self.executable.described
         found = [self._empty(model.inputs[state.input]) for state in model.states]
         for to, array, axis in zip(found, self._memory.arrays, self._axes, strict=True):
             to[_part(axis, 0, self.length)] = array[_part(axis, 0, self.length)]
@@ -429,14 +430,14 @@ class Session:
 
     def _pieces(self, rows: int) -> Iterator[tuple[int, int]]:
         """Yield the begins and ends of parts of new rows for which there are plans."""
-        begin, plans = 0, self._executable.by_rows
+        begin, plans = 0, self.executable.by_rows
         if self.length == 0 and 0 in plans:
             begin = min(rows, plans[0].ranges.dimensions[0].high)
             yield 0, begin
         while begin < rows:
             fitting = [n for n in plans if 0 < n <= rows - begin]
             is_part = begin > 0 or max(fitting, default=0) < rows
-            if not fitting or self.length + begin == 0 or (is_part and not self._executable.described.is_causal):
+            if not fitting or self.length + begin == 0 or (is_part and not self.executable.described.is_causal):
                 counts = " or ".join(str(n) for n in plans if n)
                 raise InputError(f"no plan runs {rows} rows after {self.length}", "session", f"{counts} rows")
             yield begin, begin + max(fitting)
@@ -444,7 +445,7 @@ class Session:
 
     def _run_piece(self, feeds: Sequence[Array], begin: int, end: int) -> tuple[Array, ...]:
         """Run one plan on a part of the new rows."""
-        executable, past = self._executable, self.length
+        executable, past = self.executable, self.length
         arrays = [_piece(t, a, begin, end, past) for t, a in zip(self._inputs, feeds, strict=True)]
         rows = end - begin
         kept = executable.state_inputs
@@ -468,9 +469,9 @@ class Session:
         """Return the outputs of all rows of several runs; of an output without rows, that of the last run."""
         if len(pieces) == 1:
             return pieces[0]
-        outputs = {output.name: output for output in self._executable.described.outputs}
+        outputs = {output.name: output for output in self.executable.described.outputs}
         found = []
-        for name, parts in zip(self._executable.plain_outputs, zip(*pieces, strict=True), strict=True):
+        for name, parts in zip(self.executable.plain_outputs, zip(*pieces, strict=True), strict=True):
             axis = outputs[name].axis(ROWS)
             found.append(parts[-1] if axis is None else np.concatenate(parts, axis))
         return tuple(found)
