@@ -41,12 +41,14 @@ def to_held_model(program: Any, name: str, inputs: Sequence[str], outputs: Seque
             hint=f"Install it: {install_command('torch')}",
         )
     try:
-        # In bfloat16, PyTorch's optimizer would fold a batch normalization into float32 weights of a convolution.
+        # In bfloat16, the exporter's optimizer would fold a batch normalization into float32 weights of a convolution.
         is_bfloat16 = any(tensor.dtype is torch.bfloat16 for tensor in program.state_dict.values())
         with _translations_read_once():
             translated = torch.onnx.export(
-                program, dynamo=True, verbose=False, optimize=not is_bfloat16, custom_translation_table=translations()
+                program, dynamo=True, verbose=False, optimize=False, custom_translation_table=translations()
             )
+        if not is_bfloat16:
+            _simplify(translated.model)
     except Exception as error:  # third-party code may raise anything
         raise export_trouble(error, program, name) from error
     graph = translated.model.graph
@@ -59,6 +61,21 @@ def to_held_model(program: Any, name: str, inputs: Sequence[str], outputs: Seque
     _name_ends(graph, inputs, outputs)
     proto, arrays = _without_weights(translated.model)
     return HeldModel(proto, arrays, f"module {name}")
+
+
+def _simplify(model: Any) -> None:
+    """Run the exporter's optimizer without its rules for operations with 0 and 1.
+
+    They take numbers up to 1e-8 for 0 and those up to 1 + 1e-5 for 1, and so drop `x + 1e-8` and `x * 1.00001`.
+    """
+    from onnxscript import optimizer, rewriter
+
+    rules, inexact = rewriter._DEFAULT_REWRITE_RULES, set(map(id, rewriter._no_op.rules))
+    rewriter._DEFAULT_REWRITE_RULES = tuple(rule for rule in rules if id(rule) not in inexact)
+    try:
+        optimizer.optimize_ir(model)
+    finally:
+        rewriter._DEFAULT_REWRITE_RULES = rules
 
 
 @contextmanager

@@ -248,6 +248,16 @@ def _reversed(x: Any, other: Any, alpha: float = 1) -> Any:
     return x.to(torch.result_type(x, other)) * -alpha + other
 
 
+def _blocks_to_channels(x: Any, factor: int) -> Any:
+    """PyTorch leaves an empty tensor as it is; the exporter divides by a size of 0."""
+    return NotImplemented if x.numel() else x.clone()
+
+
+def _square(x: Any) -> Any:
+    """The exporter multiplies booleans; PyTorch's result is of 64 bits."""
+    return x.to(torch.int64) if x.dtype is torch.bool else NotImplemented
+
+
 _ALIASES = {
     "divide": aten.div,
     "multiply": aten.mul,
@@ -293,6 +303,11 @@ _WRONG: dict[Any, Callable[..., Any]] = {
     aten.scatter_add.default: _scatter_add,
     aten.scatter_reduce.two: _scatter_reduce,
     aten.multilabel_margin_loss.default: _multilabel_margin,
+    aten.pixel_unshuffle.default: _blocks_to_channels,
+    aten.square.default: _square,
+    aten.squeeze_copy.default: lambda x: x.squeeze().clone(),
+    aten.squeeze_copy.dim: lambda x, dim: x.squeeze(dim).clone(),
+    aten.squeeze_copy.dims: lambda x, dim: x.squeeze(dim).clone(),
     aten.sign.default: _sign,
     aten.signbit.default: signbit,
     aten.atan2.default: _arc_tangent,
