@@ -7,7 +7,7 @@ others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx
@@ -221,23 +221,24 @@ def define_classical(
     return definition.nodes if define(definition) else None
 
 
-def types_of(node: onnx.NodeProto, shape: Sequence[int]) -> dict[str, onnx.TypeProto]:
+def types_of(node: onnx.NodeProto, type_: ValueType) -> dict[str, onnx.TypeProto]:
     """Return the types of the outputs of a node of `TYPED` for rows of numbers; none for any other node.
 
-    `shape`: of the first input.
+    `type_`: that of the first input.
     """
-    if node.domain != DOMAIN or node.op_type not in TYPED or len(shape) != 2:
+    if node.domain != DOMAIN or node.op_type not in TYPED or type_.rank != 2:
         return {}
     attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
     labels = attributes.get("classlabels_int64s") or attributes.get("classlabels_ints")
-    columns = attributes.get("n_targets", 1)
+    rows, columns = type_.shape[0], attributes.get("n_targets", 1)
     if not node.op_type.endswith("Classifier"):
-        found = [ValueType((shape[0], columns), DType.F32)]
+        # Only the operator of version 5 returns numbers of the type that it reads.
+        found = [ValueType((rows, columns), type_.dtype if node.op_type == "TreeEnsemble" else DType.F32)]
     elif labels:
         columns = len(labels)
         if node.op_type == "SVMClassifier" and not attributes.get("prob_a") and attributes.get("support_vectors"):
             columns = columns * (columns - 1) // 2 if columns > 2 else 2
-        found = [ValueType((shape[0],), DType.I64), ValueType((shape[0], columns), DType.F32)]
+        found = [ValueType((rows,), DType.I64), ValueType((rows, columns), DType.F32)]
     else:
         return {}
     named = zip(node.output, found, strict=False)

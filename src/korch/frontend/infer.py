@@ -190,7 +190,7 @@ def infer_types(node: onnx.NodeProto, schema: onnx.defs.OpSchema, known: Known) 
         whole.CopyFrom(node)
         whole.attribute.append(onnx.helper.make_attribute("onesided", 1))
         node = whole
-    if (first := next(iter(node.input), "")) in types and (classical := types_of(node, types[first].shape)):
+    if (first := next(iter(node.input), "")) in types and (classical := types_of(node, types[first])):
         return classical
     imports = [onnx.helper.make_opsetid(*item) for item in known.opsets.items()]
     try:
