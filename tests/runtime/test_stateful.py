@@ -20,7 +20,12 @@ from korch.runtime.generate import Sampling, generate
 from korch.runtime.stateful import PAST, ROWS, TOTAL, Session, StatefulExecutable
 from korch.runtime.unpack import unpack
 
-QUICK = {"measure": False, "threads": 1, "ablation": korch.Ablation(baselines=False)}
+QUICK = {
+    "measure": False,
+    "threads": 1,
+    "ablation": korch.Ablation(baselines=False, rules="none"),
+    "search": korch.SearchLimits(max_primitives=8, max_candidates=2000),
+}
 CAPACITY = 48
 SIZES = {"past": range(CAPACITY), "seq": range(1, 25)}
 
@@ -218,12 +223,15 @@ def test_rows_that_depend_on_later_ones_are_not_run_in_parts(cache_folder) -> No
         found(np.zeros((4, 3), np.float32), np.zeros((4, 4), np.float32))
 
 
-def test_inputs_of_a_user_are_compared(model, cache_folder, tmp_path) -> None:
-    given = feeds(korch.optimize(model, shapes=SIZES, cache_folder=cache_folder, **QUICK), 3, 2)
-    path = tmp_path / "inputs.npz"
-    np.savez(path, **given)
-    found = korch.optimize(model, shapes=SIZES, cache_folder=cache_folder, inputs=path, **QUICK)
+def test_inputs_of_a_user_are_compared(cache_folder, tmp_path) -> None:
+    rng, path = np.random.default_rng(0), tmp_path / "inputs.npz"
+    sizes = {"p": range(16), "n": range(1, 10)}
+    np.savez(path, x=rng.standard_normal((4, 8)), past=rng.standard_normal((4, 3)))
+    found = korch.optimize(later(), shapes=sizes, cache_folder=cache_folder, inputs=path, **QUICK)
     assert isinstance(found, StatefulExecutable)
+    np.savez(path, x=rng.standard_normal((4, 7)), past=rng.standard_normal((4, 3)))
+    with pytest.raises(InputError, match="no plan runs 7 rows after 3"):
+        korch.optimize(later(), shapes=sizes, cache_folder=cache_folder, inputs=path, **QUICK)
 
 
 def test_commands_take_artifacts_with_states(executable, tmp_path, capsys) -> None:
