@@ -1,11 +1,12 @@
 """Compares one step of language models with other engines, and with reading as many bytes, in interleaved runs.
 
     python -m benchmarks.decode [--models small] [--dtypes float32,int4] [--fills 128,1024] [--budget 120]
-                                [--artifacts FOLDER] [--output benchmarks/results/decode.json]
+                                [--sessions] [--artifacts FOLDER] [--output benchmarks/results/decode.json]
 
 A step reads one token with a full cache of as many rows as the fill says, and returns the logits and the longer cache:
-the sizes are static. Models have random weights (`benchmarks/models/decoder.py`). llama.cpp runs a GGUF file with the
-same weights if llama-cpp-python and gguf are installed. Each engine has a process of its own. One more process adds up
+the sizes are static. With `--sessions`, the cache may have any number of rows; Korch keeps it in a session, llama.cpp in
+its context, and the others take and return it. Models have random weights (`benchmarks/models/decoder.py`). llama.cpp
+runs a GGUF file with the same weights if llama-cpp-python and gguf are installed. Each engine has a process of its own. One more process adds up
 as many bytes of float32 as the weights and the cache have, on the same threads: a step can't be faster than its reads.
 The file has the median time of each engine, and medians of quotients within the rounds with their 10th and 90th
 percentiles.
@@ -37,6 +38,9 @@ from korch.report.peers.artifact import ArtifactPeer
 from korch.report.peers.peer import Array, Arrays, Run
 
 ENGINES = ("korch", "onnxruntime", "openvino")
+MOST_ROWS = 4352
+"""The rows that a session's cache has room for."""
+
 ROW = 1 << 16
 """The float32 numbers that are added up to one result when bytes are read."""
 
@@ -94,6 +98,7 @@ def main() -> int:
     parser = options_of(__doc__, ("small",), budget_s=120.0)
     parser.add_argument("--dtypes", default=",".join(DTYPES))
     parser.add_argument("--fills", default="128,1024,4096")
+    parser.add_argument("--sessions", action="store_true", help="compare sessions, which keep the cache")
     args = parser.parse_args()
     rows: dict[str, Any] = known_rows(args.output)
     with tempfile.TemporaryDirectory() as temporary:
@@ -103,9 +108,11 @@ def main() -> int:
             for dtype in args.dtypes.split(","):
                 for past in map(int, args.fills.split(",")):
                     step = Step(name, dtype, past)
-                    rows[f"{name} {dtype} {past}"] = row = measure(step, folder, args.budget, args.rounds)
+                    run = measure_session if args.sessions else measure
+                    key = f"{name} {dtype} {past}{' session' * args.sessions}"
+                    rows[key] = row = run(step, folder, args.budget, args.rounds)
                     write_rows(args.output, rows)
-                    print(f"{name} {dtype} {past}: {_text(row)}", flush=True)
+                    print(f"{key}: {_text(row)}", flush=True)
     return 0
 
 
@@ -136,6 +143,24 @@ def measure(step: Step, folder: Path, budget_s: float, rounds: int) -> dict[str,
     return {"bytes": size, **_figures(found, size)}
 
 
+def measure_session(step: Step, folder: Path, budget_s: float, rounds: int) -> dict[str, Any]:
+    """Return the times of a step of a session, and of other engines whose cache may have any number of rows."""
+    path = folder / f"{step.name}-{step.dtype}.onnx"
+    if not path.exists():
+        save(build_decoder(step.name, step.dtype, batch=1), path)
+    artifact, gguf = path.with_suffix(".korch"), path.with_suffix(".gguf")
+    if not artifact.exists():
+        _optimize(path, artifact, budget_s, f"past=0..{MOST_ROWS - 1}", "seq=1..128")
+    runners = [RunnerSpec("benchmarks.peers.session:SESSION", artifact, "korch"), *list(_runners(path))[1:]]
+    if LLAMA.is_available() is None:
+        if not gguf.exists():
+            write_gguf(gguf, step.name, step.dtype)
+        runners.append(RunnerSpec("benchmarks.peers.llama:LLAMA", gguf, "llama.cpp"))
+    found = compare(runners, step.inputs(), Settings(threads=2, rounds=rounds, leave_out=True), progress=_say)
+    size = step.bytes_read(onnx.load(path))
+    return {"bytes": size, **_figures(found, size)}
+
+
 def _runners(path: Path) -> Iterator[RunnerSpec]:
     for name in ENGINES:
         if get_peer(name).is_available() is None:
@@ -154,10 +179,11 @@ def _sum(count: int) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def _optimize(model: Path, artifact: Path, budget_s: float) -> None:
+def _optimize(model: Path, artifact: Path, budget_s: float, *shapes: str) -> None:
     """Search a plan in a process of its own, so that its memory is free when engines are timed."""
     command = [sys.executable, "-m", "korch.cli", "optimize", str(model), "-o", str(artifact)]
-    subprocess.run([*command, "--budget", str(budget_s)], check=True)
+    flags = [part for shape in shapes for part in ("--shape", shape)]
+    subprocess.run([*command, "--budget", str(budget_s), *flags], check=True)
 
 
 def _figures(found: Comparison, size: int) -> dict[str, Any]:

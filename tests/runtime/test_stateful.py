@@ -12,6 +12,7 @@ import pytest
 
 import korch
 from benchmarks.models.decoder import build_decoder
+from benchmarks.peers.session import SESSION
 from korch.cli import main
 from korch.errors import ArtifactError, InputError, OptionError, UnsupportedError
 from korch.frontend.onnx import read_model
@@ -130,6 +131,15 @@ def test_a_session_keeps_its_rows(executable, reference) -> None:
 def run_all(session: Session, ids: np.ndarray) -> np.ndarray:
     """Return the last logits of tokens that are run one after another."""
     return [session.run(input_ids=ids[:, i : i + 1])[0] for i in range(ids.shape[1])][-1]
+
+
+def test_a_benchmark_repeats_a_step_of_a_session(executable, reference, tmp_path) -> None:
+    path, given = tmp_path / "decoder.korch", feeds(executable, 7, 1)
+    executable.save(path)
+    step = SESSION.prepare(path, given, 1)
+    *_, wanted = reference.run(None, given)
+    for *_, logits in (step(), step()):
+        np.testing.assert_allclose(logits, wanted, rtol=1e-3, atol=1e-4)
 
 
 def test_truncated_and_forked_sessions_are_those_of_a_fresh_run(executable) -> None:
