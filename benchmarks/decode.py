@@ -4,10 +4,11 @@
                                 [--sessions] [--artifacts FOLDER] [--output benchmarks/results/decode.json]
 
 A step reads one token with a full cache of as many rows as the fill says, and returns the logits and the longer cache:
-the sizes are static. With `--sessions`, the cache may have any number of rows; Korch keeps it in a session, llama.cpp in
-its context, and the others take and return it. Models have random weights (`benchmarks/models/decoder.py`). llama.cpp
-runs a GGUF file with the same weights if llama-cpp-python and gguf are installed. Each engine has a process of its own. One more process adds up
-as many bytes of float32 as the weights and the cache have, on the same threads: a step can't be faster than its reads.
+the sizes are static. With `--sessions`, the cache may have any number of rows; Korch keeps it in a session, llama.cpp
+in its context, and the others take and return it. Models have random weights (`benchmarks/models/decoder.py`).
+llama.cpp runs a GGUF file with the same weights if llama-cpp-python and gguf are installed. Each engine has a process
+of its own. One more process adds up as many bytes of float32 as the weights and the cache have, on the same threads: a
+step can't be faster than its reads.
 The file has the median time of each engine, and medians of quotients within the rounds with their 10th and 90th
 percentiles.
 """
