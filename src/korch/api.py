@@ -19,7 +19,7 @@ from korch.backend import builder_of
 from korch.cuda.measure.device import require_device
 from korch.cuda.runtime.executable import CudaExecutable
 from korch.errors import ModelError, OptionError, UnknownSizeError, UnprovidedError, UnsupportedError
-from korch.frontend.onnx import ModelSource, read_model
+from korch.frontend.onnx import LoadedModel, ModelSource, read_model
 from korch.host.executable import HostedExecutable
 from korch.host.optimize import optimize_with_host, several_with_host
 from korch.options import Options, default_threads, unknown_option
@@ -38,6 +38,7 @@ from korch.runtime.machine import best_isa
 from korch.runtime.ranged import RangedExecutable
 from korch.runtime.runnable import Runnable
 from korch.runtime.shaped import ShapedExecutable
+from korch.runtime.stateful import StatefulExecutable
 from korch.system.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -293,11 +294,15 @@ def check_bindings(bindings: Sequence[Binding]) -> bool:
         raise OptionError("there is no binding", where="option shapes", expected="at least one")
     if any(binding in bindings[:i] for i, binding in enumerate(bindings)):
         raise OptionError("two bindings are equal", where="option --shape", expected="different ones")
-    is_ranged = any(isinstance(n, range) for binding in bindings for shape in binding.values() for n in shape)
+    is_ranged = any(map(_has_range, bindings))
     if is_ranged and len(bindings) > 1:
         expected = "ranges, or sizes separated by commas"
         raise OptionError("there are ranges of sizes and several bindings", "option --shape", expected)
     return is_ranged
+
+
+def _has_range(binding: Binding) -> bool:
+    return any(isinstance(n, range) for shape in binding.values() for n in shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,23 +322,31 @@ class _Job:
 
     def build(self, bindings: Sequence[Binding]) -> Runnable:
         """Return an executable for all bindings."""
-        is_one = len(bindings) == 1 and not self.options.is_cuda
-        sizes = state_sizes(read_model(self.source), bindings[0]) if is_one else None
-        if sizes is not None:
-            if sizes.text:
-                logger.warning("%s", sizes.text)
-            return optimize_stateful(self.source, sizes, self.options, self.progress, self.deadline, self.watch)
+        first = bindings[0]
+        # Only a free dimension counts rows of a state; other models are not read twice.
+        if _has_range(first) and (found := self._stateful(read_model(self.source), first)):
+            return found
         try:
-            if len(bindings) > 1 or not is_open(bindings[0]):
+            if len(bindings) > 1 or not is_open(first):
                 return self._bound(bindings)
         except UnknownSizeError:
             if len(bindings) > 1:
                 raise
-        return self._assumed(bindings[0])
+        loaded = read_model(self.source)
+        return (None if self.options.is_cuda else self._stateful(loaded, first)) or self._assumed(loaded, first)
 
-    def _assumed(self, binding: Binding) -> Runnable:
+    def _stateful(self, model: LoadedModel, binding: Binding) -> StatefulExecutable | None:
+        """Optimize a model with states for sessions; return None if it has none, or if their rows are fixed."""
+        sizes = state_sizes(model, binding)
+        if sizes is None:
+            return None
+        if sizes.text:
+            logger.warning("%s", sizes.text)
+        return optimize_stateful(model, sizes, self.options, self.progress, self.deadline, self.watch)
+
+    def _assumed(self, model: LoadedModel, binding: Binding) -> Runnable:
         """Optimize a model for ranges of the sizes that the binding leaves open, or else for one size of each."""
-        sizes = assumed(read_model(self.source).declared, binding)
+        sizes = assumed(model.declared, binding)
         try:
             if not sizes:
                 return self._bound([binding])
@@ -347,7 +360,7 @@ class _Job:
         return self._bound([{**binding, **sizes}])
 
     def _bound(self, bindings: Sequence[Binding]) -> Runnable:
-        if any(isinstance(n, range) for binding in bindings for shape in binding.values() for n in shape):
+        if any(map(_has_range, bindings)):
             return self._ranged(bindings[0])
         count = len(bindings)
         found = [self.part(i, count)._static(static(binding)) for i, binding in enumerate(bindings)]

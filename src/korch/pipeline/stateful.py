@@ -17,7 +17,7 @@ import numpy as np
 from korch.backend import builder_of
 from korch.errors import InaccurateError, ModelError, OptionError, UnsupportedError
 from korch.fission import fission
-from korch.frontend.onnx import LoadedModel, ModelSource, load_model, read_model
+from korch.frontend.onnx import LoadedModel, load_model
 from korch.frontend.operator import OperatorGraph
 from korch.frontend.shapes import is_batch
 from korch.inputs import converted, named_arrays, where_of
@@ -182,8 +182,7 @@ class _Model:
     capacity: int  # the most rows of a state
 
     @staticmethod
-    def of(model: ModelSource, sizes: StateSizes) -> _Model:
-        loaded = read_model(model)
+    def of(loaded: LoadedModel, sizes: StateSizes) -> _Model:
         operators = lru_cache(4)(lambda rows, past: load_model(loaded, sizes.binding(rows, past)))
         states = states_of(fission(operators(sizes.rows[-1], SAMPLE_PAST)))
         if not states:
@@ -237,7 +236,7 @@ class _Model:
 
 
 def optimize_stateful(
-    model: ModelSource, sizes: StateSizes, options: Options, progress: Progress, deadline: Deadline, watch: Watch | None
+    model: LoadedModel, sizes: StateSizes, options: Options, progress: Progress, deadline: Deadline, watch: Watch | None
 ) -> StatefulExecutable:
     """Return an executable of sessions.
 

@@ -127,7 +127,7 @@ class StatefulExecutable(ShapedExecutable):
             self.by_rows[own.rows] = RangedExecutable.of_loaded(part, shared, own.ranges)
         if left or not self.by_rows.keys() - {0}:
             raise ArtifactError("its steps are not those of its plans")
-        self._fitting = lru_cache(MOST_REMEMBERED)(self._fit)
+        self.fitting = lru_cache(MOST_REMEMBERED)(self._fit)  # for the rows of a step, and the size of its plans
 
     def session(self, capacity: int | None = None) -> Session:
         """Return a session without rows.
@@ -179,10 +179,6 @@ class StatefulExecutable(ShapedExecutable):
         """The names of the outputs that are no states."""
         kept = set(self.state_inputs.values())
         return [output.name for i, output in enumerate(self.described.outputs) if i not in kept]
-
-    def fitting(self, rows: int, size: int) -> Fitting:
-        """Return how the plan of a step runs at a size."""
-        return self._fitting(rows, size)
 
     def _fit(self, rows: int, size: int) -> Fitting:
         return self.by_rows[rows].fitting_at((size,), self.state_inputs if rows else NO_STATES)
