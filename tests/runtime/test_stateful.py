@@ -233,6 +233,21 @@ def test_rows_that_depend_on_later_ones_are_not_run_in_parts(cache_folder) -> No
         found(np.zeros((4, 3), np.float32), np.zeros((4, 4), np.float32))
 
 
+@pytest.mark.parametrize("past", [range(10), range(3, 16)])
+def test_small_capacities_and_states_that_are_never_empty(cache_folder, past) -> None:
+    found = korch.optimize(later(), shapes={"p": past, "n": range(1, 9)}, cache_folder=cache_folder, **QUICK)
+    assert isinstance(found, StatefulExecutable)
+    assert not found.described.is_causal  # whether parts are right is looked at, not assumed
+    x, before = np.ones((4, 1), np.float32), np.ones((4, 5), np.float32)
+    np.testing.assert_allclose(found(x, before)[0], np.full((4, 1), 7.0))
+
+
+def test_a_model_whose_sizes_are_known_is_not_searched_for_states(monkeypatch, cache_folder) -> None:
+    monkeypatch.setattr("korch.api.state_sizes", lambda model, binding: pytest.fail("it has no free dimension"))
+    found = korch.optimize(later(), shapes={"x": (4, 2), "past": (4, 3)}, cache_folder=cache_folder, **QUICK)
+    assert not isinstance(found, StatefulExecutable)
+
+
 def test_inputs_of_a_user_are_compared(cache_folder, tmp_path) -> None:
     rng, path = np.random.default_rng(0), tmp_path / "inputs.npz"
     sizes = {"p": range(16), "n": range(1, 10)}

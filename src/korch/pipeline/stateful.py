@@ -52,8 +52,8 @@ SAMPLE_PAST, SAMPLE_ROWS = 11, 3
 MOST_NAMES = 6
 """The most dimensions whose roles are tried."""
 
-LEAST_PREFIX = 4
-"""The first rows after which steps of several rows are compared with single ones."""
+COMPARED_PAST = 4
+"""The rows after which steps of several rows are compared with single ones, if there is room for as many."""
 
 CAUSAL = 0.02
 """The largest error of rows that are run in parts, relative to the largest element; else rows are not run in parts."""
@@ -267,17 +267,19 @@ def optimize_stateful(
 def _is_causal(executable: StatefulExecutable) -> bool:
     """Return whether rows that are run one after another have the same results as rows that are run together."""
     rows = [n for n in executable.by_rows if n]
-    if len(rows) == 1 or 0 not in executable.by_rows:
-        return len(rows) > 1
-    infos = executable.inputs_at(0, LEAST_PREFIX + max(rows))
-    named = {info.name: array for info, array in zip(infos, random_feeds(infos).values(), strict=True)}
+    if len(rows) == 1:
+        return False
+    least = max(own.ranges.dimensions[0].low - n for n, own in executable.by_rows.items() if n)
+    past = max(least, min(COMPARED_PAST, executable.described.capacity - max(rows)))
+    named = random_feeds(executable.inputs_at(past, max(rows)))
     tensors = [t for t in executable.described.inputs if ROWS in t.axes and TOTAL not in t.axes]
+    before = [named[executable.described.inputs[state.input].name] for state in executable.described.states]
     found = []
     for count in (max(rows), min(rows)):
-        session, ends = executable.session(), range(LEAST_PREFIX, LEAST_PREFIX + max(rows) + 1, count)
-        outputs = []
-        for begin, end in itertools.pairwise((0, *ends)):
-            parts = {t.name: named[t.name].take(range(begin, end), t.axis(ROWS)) for t in tensors}
+        session, outputs = executable.session(), []
+        session.assign(before, past)
+        for begin in range(0, max(rows), count):
+            parts = {t.name: named[t.name].take(range(begin, begin + count), t.axis(ROWS)) for t in tensors}
             outputs.append(session.run(**parts))
         found.append([*session.joined(outputs), *session.states()])
     pairs = [(np.asarray(a, np.float64), np.asarray(b, np.float64)) for a, b in zip(*found, strict=True)]
