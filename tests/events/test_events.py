@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.cached_lines import CachedLines
 from korch.errors import InvalidGraphError
 from korch.events.check import check_graph, check_queues
 from korch.events.derive import derive_events
@@ -328,30 +327,3 @@ def test_maps_that_do_not_fit_are_refused():
     graph = parse_tasks("stage a tasks 2\nevent counts 2\n  from 0 i -> [0, 1)\n  to 1 i -> [0, 1)\n")
     with pytest.raises(InvalidGraphError, match="event tensor 0: there is no stage 1"):
         check_graph(graph)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_tasks_fetch_lines_that_only_others_have_and_lines_that_they_write(seed):
-    rng = np.random.default_rng(seed)
-    cached, having = CachedLines(1 << 30), {}
-    for _ in range(12):
-        thread = int(rng.integers(0, 3))
-        read, written = (runs(16 * s.begins, 16 * s.ends) for s in (random_spans(rng, 9), random_spans(rng, 9)))
-        fetched = 0
-        for line in {byte // 64 for byte in bytes_of(read)}:
-            fetched += bool(having.get(line)) and thread not in having[line]
-            having.setdefault(line, set()).add(thread)
-        for line in {byte // 64 for byte in bytes_of(written)}:
-            fetched += bool(having.get(line, set()) - {thread})
-            having[line] = {thread}
-        assert cached.fetch(Touched({"a": read}, {"a": written}), thread) == 64 * fetched
-
-
-def test_a_line_leaves_a_cache_when_others_have_taken_its_place():
-    def fetched(between_bytes):
-        cached = CachedLines(1024)
-        cached.fetch(Touched({}, {"a": run(0, 64)}), 0)
-        cached.fetch(Touched({"b": run(0, between_bytes)}, {}), 0)
-        return cached.fetch(Touched({"a": run(0, 64)}, {}), 1)
-
-    assert [fetched(64 * lines) for lines in (0, 16, 17)] == [64, 64, 0]

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from korch.cli import main
-from korch.events.graph import EventStage, TaskGraph
 from korch.events.queues import QueuedTask
-from korch.events.simulate import simulate_joins, simulate_queues
+from korch.events.simulate import simulate_queues
 from korch.report.explain import explain
 from korch.report.task_spans import TaskRun, TaskSpan
 from korch.report.threads import watch_threads
@@ -51,12 +50,9 @@ def test_the_critical_path_goes_through_the_task_that_was_waited_for() -> None:
 
 
 def test_simulated_waits_are_of_the_stages_that_wait() -> None:
-    graph = TaskGraph((EventStage("a", 2), EventStage("b", 2)), ())
     times_ns = {(0, 0): 1000.0, (0, 1): 3000.0, (1, 0): 500.0, (1, 1): 500.0}
     queues = ((QueuedTask((0, 0)), QueuedTask((1, 0), ((1, 1),))), (QueuedTask((0, 1)), QueuedTask((1, 1))))
     assert simulate_queues(queues, times_ns).waits_ns == {(1, 0): 2100.0}
-    threads = {(s, i): i for s in (0, 1) for i in (0, 1)}
-    assert simulate_joins(graph, times_ns, threads, 2).waits_ns == {(0, 0): 2000.0, (1, 1): 0.0}
 
 
 @needs_gcc

@@ -7,15 +7,15 @@ there the one with the longest path to the end. A task may begin before tasks of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from korch.events.check import check_graph, check_queues
 from korch.events.derive import derive_events
-from korch.events.graph import Task, TaskGraph, Touched
+from korch.events.graph import Task, TaskGraph
 from korch.events.kernels import Splitter, TaskStage, Use
 from korch.events.queues import Queues, make_queues
-from korch.events.simulate import DEFAULT_COSTS, CoreCosts, Simulated, simulate_joins, simulate_queues
+from korch.events.simulate import WAIT_NS, Simulated, simulate_queues
 from korch.target import Target
 
 
@@ -26,7 +26,6 @@ class TaskSegment:
     stages: tuple[TaskStage, ...]  # the stages of the kernels, in order
     graph: TaskGraph  # their tasks and events
     queues: Queues  # the tasks of each thread
-    joined: Simulated  # the simulated time with a join after each stage
     simulated: Simulated  # the simulated time of the queues
 
     @property
@@ -35,22 +34,13 @@ class TaskSegment:
         return self.stages[0].use.step, self.stages[-1].use.step + 1
 
 
-def schedule_segment(
-    uses: Sequence[Use],
-    target: Target,
-    parts: int = 1,
-    more_ns: Callable[[Touched, int], float] = lambda touched, thread: 0.0,
-    costs: CoreCosts = DEFAULT_COSTS,
-) -> TaskSegment:
+def schedule_segment(uses: Sequence[Use], target: Target, parts: int = 1) -> TaskSegment:
     """Return the queues of some kernels.
 
     Args:
         uses: the kernels in order; all can run as tasks.
         target: the threads.
         parts: into how many tasks the grid points of each thread are divided.
-        more_ns: returns how much longer than in its kernel's measured time a task takes that touches some bytes on a
-            thread, such as to fetch what other threads have written. It is called for all tasks in order.
-        costs: the costs of communication between the machine's cores.
     """
     splitter = Splitter(target, parts)
     stages: list[TaskStage] = []
@@ -65,24 +55,15 @@ def schedule_segment(
     names = [f"{stage.use.kernel.symbol}.{max(0, _number(stage))}" for stage in stages]
     graph = derive_events(names, footprints)
     check_graph(graph)
-    times_ns = {
-        (s, i): time_ns + more_ns(footprints[s][i], stage.parts[i].thread)
-        for s, stage in enumerate(stages)
-        for i, time_ns in enumerate(stage.times_ns)
-    }
+    times_ns = {(s, i): time_ns for s, stage in enumerate(stages) for i, time_ns in enumerate(stage.times_ns)}
     threads = {(s, i): part.thread for s, stage in enumerate(stages) for i, part in enumerate(stage.parts)}
-    queues = make_queues(graph, list_orders(graph, times_ns, threads, target.threads, costs))
+    queues = make_queues(graph, list_orders(graph, times_ns, threads, target.threads))
     check_queues(queues, footprints)
-    joined = simulate_joins(graph, times_ns, threads, target.threads, costs)
-    return TaskSegment(tuple(stages), graph, queues, joined, simulate_queues(queues, times_ns, costs))
+    return TaskSegment(tuple(stages), graph, queues, simulate_queues(queues, times_ns))
 
 
 def list_orders(
-    graph: TaskGraph,
-    times_ns: dict[Task, float],
-    threads: dict[Task, int],
-    count: int,
-    costs: CoreCosts = DEFAULT_COSTS,
+    graph: TaskGraph, times_ns: dict[Task, float], threads: dict[Task, int], count: int
 ) -> list[list[Task]]:
     """Return the order in which each thread runs its tasks."""
     producers = graph.producers()
@@ -101,7 +82,7 @@ def list_orders(
 
     def begin_ns(task: Task) -> float:
         own = threads[task]
-        return max([free_ns[own], *(ends_ns[p] + costs.wait_ns * (threads[p] != own) for p in producers[task])])
+        return max([free_ns[own], *(ends_ns[p] + WAIT_NS * (threads[p] != own) for p in producers[task])])
 
     while any(ready):
         choices = ((begin_ns(task), task[0], -paths_ns[task], task) for own in ready for task in own)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from korch.events.kernels import Use
 from korch.events.schedule import TaskSegment
-from korch.events.simulate import DEFAULT_COSTS
+from korch.events.simulate import JOIN_NS
 from korch.provider.provider import Threading
 from korch.runtime.record import WaitingRecord, WaitRecord
 from korch.target import Target
@@ -43,9 +43,7 @@ def waiting_of(uses: Sequence[Use], segments: Sequence[TaskSegment], target: Tar
         idle = _idle_share(use, target)
         total_ns += use.cost_ns
         waits_ns[use.step, use.step] = idle * use.cost_ns * target.threads
-        waiting_ns += waits_ns[use.step, use.step] + DEFAULT_COSTS.join_ns * target.threads * (
-            use.kernel.threading is Threading.TEAM
-        )
+        waiting_ns += waits_ns[use.step, use.step] + JOIN_NS * target.threads * (use.kernel.threading is Threading.TEAM)
     all_ns = max(1.0, total_ns * target.threads)
     longest = sorted(waits_ns.items(), key=lambda item: -item[1])[:MOST_WAITS]
     records = (WaitRecord(step, waited, time_ns / all_ns) for (step, waited), time_ns in longest if time_ns)
