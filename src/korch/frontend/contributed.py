@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 
 from korch.errors import ModelError, UnsupportedError
+from korch.frontend.cached import CACHED
 from korch.frontend.definition import Definition
 from korch.frontend.fused import FUSED
 from korch.frontend.names import node_label
@@ -215,6 +216,7 @@ DEFINITIONS: Mapping[str, Callable[[Definition], None]] = {
     "QLinearLeakyRelu": _unary("LeakyRelu", alpha=0.01),
     "QLinearMul": _binary("Mul"),
     "QLinearSigmoid": _unary("Sigmoid"),
+    **CACHED,
     **FUSED,
 }
 

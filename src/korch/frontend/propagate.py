@@ -12,6 +12,7 @@ import onnx
 
 from korch.errors import ModelError, UnsupportedError
 from korch.frontend.attributes import NodeAttributes
+from korch.frontend.cached import define_attention
 from korch.frontend.classical import define_classical
 from korch.frontend.contributed import define_contributed
 from korch.frontend.expand import COMPOSITES, embed_captured, expand_composite, take_branch
@@ -144,7 +145,7 @@ class Propagation:
         if node.op_type == "Constant" and not node.domain:
             self._constant_node(node)
             return []
-        for define in (define_contributed, define_classical):
+        for define in (define_contributed, define_classical, define_attention):
             defined = define(node, self.opsets, self.types, self.constants, self.model)
             if defined is not None:
                 return defined
