@@ -6,6 +6,8 @@ import numpy as np
 
 from korch.fission.context import Context, axis_of
 from korch.fission.rule import FissionRule, NotSplit, Result, rule
+from korch.primitive.constant_memo import once_per_array
+from korch.primitive.op import Array
 from korch.primitive.quantized import NARROW_BITS, dequantize, is_zero, pack, quantize, unpack
 from korch.primitive.types import NARROW, DType, ValueId, ValueType
 from korch.primitive.verbs import lit
@@ -86,13 +88,24 @@ def _stored_narrow(c: Context, x: ValueId, zero: ValueId | None) -> tuple[ValueI
     constant = c.builder.constant_of(x)
     if constant is None or constant.is_uniform or c.rank(x) < 2 or c.dtype(x) not in (DType.I8, DType.U8):
         return x, zero
+    found = _narrowed(constant.array)
+    if found is None:
+        return x, zero
+    packed, bits, least = found
+    return unpack(c, c.constant(packed), bits, c.shape(x)[-1]), _plus(c, zero, -least, c.shape(x))
+
+
+@once_per_array
+def _narrowed(array: Array) -> tuple[Array, int, int] | None:
+    """Return bytes packed with fewer bits, these bits, and the byte that 0 stands for; None if they need all bits."""
+    if not array.size:
+        return None
+    low, high = int(array.min()), int(array.max())
     for bits in NARROW_BITS:
-        least = 0 if c.dtype(x) is DType.U8 else -(1 << bits - 1)
-        if constant.array.size and constant.array.min() >= least and constant.array.max() < least + (1 << bits):
-            positive = (constant.array.astype(np.int32) - least).astype(np.uint8)
-            packed = c.constant(pack(positive, bits))
-            return unpack(c, packed, bits, c.shape(x)[-1]), _plus(c, zero, -least, c.shape(x))
-    return x, zero
+        least = 0 if array.dtype == np.uint8 else -(1 << bits - 1)
+        if low >= least and high < least + (1 << bits):
+            return pack((array - np.array(least, array.dtype)).view(np.uint8), bits), bits, least
+    return None
 
 
 def _plus(c: Context, zero: ValueId | None, number: int, shape: tuple[int, ...]) -> ValueId | None:

@@ -7,7 +7,7 @@ others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 
 import numpy as np
 import onnx
@@ -208,8 +208,8 @@ TYPED = ("SVMClassifier", "SVMRegressor", "TreeEnsemble", "TreeEnsembleClassifie
 def define_classical(
     node: onnx.NodeProto,
     opsets: Mapping[str, int],
-    types: Mapping[str, ValueType],
-    constants: Mapping[str, Array],
+    types: MutableMapping[str, ValueType],
+    constants: MutableMapping[str, Array],
     model: str,
 ) -> list[onnx.NodeProto] | None:
     """Return the standard nodes that define a node of the domain ai.onnx.ml; None if there is no definition here."""

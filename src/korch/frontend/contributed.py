@@ -7,7 +7,7 @@ earlier or later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from korch.frontend.cached import CACHED
 from korch.frontend.definition import Definition
 from korch.frontend.fused import FUSED
 from korch.frontend.names import node_label
+from korch.primitive.constant_memo import once_per_array
 from korch.primitive.op import Array
 from korch.primitive.types import DType, ValueType
 
@@ -94,6 +95,7 @@ def _matmul_to_float(d: Definition) -> None:
     d.end(d.scaled(total, scale_a, scale_b), d.optional(6))
 
 
+@once_per_array
 def _unpacked(array: Array, bits: int, count: int) -> Array:
     """Return `count` integers that are packed into bytes along the last axis, the lowest bits first."""
     single = array[..., None] >> np.arange(0, 8, bits, dtype=np.uint8) & ((1 << bits) - 1)
@@ -224,8 +226,8 @@ DEFINITIONS: Mapping[str, Callable[[Definition], None]] = {
 def define_contributed(
     node: onnx.NodeProto,
     opsets: Mapping[str, int],
-    types: Mapping[str, ValueType],
-    constants: Mapping[str, Array],
+    types: MutableMapping[str, ValueType],
+    constants: MutableMapping[str, Array],
     model: str,
 ) -> list[onnx.NodeProto] | None:
     """Return the standard nodes that define a node of the domain com.microsoft, None if there is no definition here.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -11,22 +11,22 @@ import onnx
 from korch.errors import ModelError, UnsupportedError
 from korch.frontend.attributes import NodeAttributes
 from korch.primitive.op import Array
-from korch.primitive.types import ValueType
+from korch.primitive.types import DType, ValueType
 
 
 class Definition:
     """One node of another domain, and the standard nodes written so far to define it.
 
     Attributes:
-        nodes: the standard nodes, in order.
+        nodes: the standard nodes, in order; their constants are added to those of the graph.
         opset: the version of the standard that they are of.
     """
 
     def __init__(
         self,
         node: onnx.NodeProto,
-        types: Mapping[str, ValueType],
-        constants: Mapping[str, Array],
+        types: MutableMapping[str, ValueType],
+        constants: MutableMapping[str, Array],
         where: str,
         opset: int,
     ) -> None:
@@ -34,6 +34,7 @@ class Definition:
         self.attributes = NodeAttributes(node)
         self.opset = opset
         self.nodes: list[onnx.NodeProto] = []
+        self._steps = 0
 
     def optional(self, position: int) -> str:
         """Return the name of an input, "" if it is left out."""
@@ -80,7 +81,7 @@ class Definition:
 
     def op(self, op_type: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         """Add a node and return its output."""
-        step, first = f"{op_type}_{len(self.nodes)}", next(filter(None, self.node.output))
+        step, first = self._step(op_type), next(filter(None, self.node.output))
         name = output or f"{first}/{step}"
         label = f"{self.node.name or first}/{step}"
         self.nodes.append(onnx.helper.make_node(op_type, inputs, [name], name=label, **attributes))
@@ -98,7 +99,13 @@ class Definition:
 
     def constant(self, array: Array) -> str:
         """Add a constant and return its name."""
-        return self.op("Constant", value=onnx.numpy_helper.from_array(np.asarray(array)))
+        name = f"{next(filter(None, self.node.output))}/{self._step('Constant')}"
+        set_constant(self.types, self.constants, name, np.asarray(array))
+        return name
+
+    def _step(self, op_type: str) -> str:
+        self._steps += 1
+        return f"{op_type}_{self._steps - 1}"
 
     def real(self, at: int, what: str = "an operand") -> str:
         """Dequantize three inputs from position `at` on (integers, scale, zero point) and return the real numbers."""
@@ -133,3 +140,14 @@ class Definition:
         """Make `x`, plus a bias if there is one, the node's output."""
         inputs = (x, bias) if bias else (x,)
         self.op("Add" if bias else "Identity", *inputs, output=self.node.output[0])
+
+
+def set_constant(
+    types: MutableMapping[str, ValueType], constants: MutableMapping[str, Array], name: str, array: Array
+) -> None:
+    """Record the elements of a value, and its type if the elements are numbers or booleans."""
+    constants[name] = array
+    try:
+        types[name] = ValueType(tuple(array.shape), DType.of(array.dtype))
+    except KeyError:
+        types.pop(name, None)

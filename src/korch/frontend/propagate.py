@@ -15,6 +15,7 @@ from korch.frontend.attributes import NodeAttributes
 from korch.frontend.cached import define_attention
 from korch.frontend.classical import define_classical
 from korch.frontend.contributed import define_contributed
+from korch.frontend.definition import set_constant
 from korch.frontend.expand import COMPOSITES, embed_captured, expand_composite, take_branch
 from korch.frontend.fold import LIMIT_BYTES, constant_of, evaluate, evaluate_split
 from korch.frontend.infer import Known, find_schema, infer_types, static_type
@@ -326,11 +327,7 @@ class Propagation:
 
     def set_constant(self, name: str, array: Array) -> None:
         """Record the elements of a value, and its type."""
-        self.constants[name] = array
-        try:
-            self.types[name] = ValueType(tuple(array.shape), DType.of(array.dtype))
-        except KeyError:
-            self.types.pop(name, None)
+        set_constant(self.types, self.constants, name, array)
 
 
 NARROW = {"int4": np.int8, "uint4": np.uint8, "int2": np.int8, "uint2": np.uint8}

@@ -11,7 +11,6 @@ Alternatives can form cycles, so a graph's numbering is not always topological.
 from __future__ import annotations
 
 import hashlib
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,6 +19,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 
 from korch.errors import InvalidGraphError
+from korch.primitive.constant_memo import once_per_array, protect
 from korch.primitive.op import Array, Attributes, Category, Op, OutputOfSeveral, TypeMismatchError, require_arity
 from korch.primitive.ops import OPS
 from korch.primitive.types import DType, ValueId, ValueType
@@ -45,24 +45,12 @@ class Constant:
         shape = np.shape(array)
         if array.size > 1 and not any(array.strides):
             array = array.reshape(-1)[:1]  # a broadcast of one element: don't copy it in full
-        dense = np.ascontiguousarray(array)
+        dense = np.ascontiguousarray(array) if array.flags.c_contiguous else _in_order(array)
         if not dense.size:
             text = f"{dense.dtype}{shape}".encode()
             return Constant(dense.reshape(shape), hashlib.sha256(text).hexdigest()[:16])
-        if (known := _known_digest(dense)) is not None:
-            return Constant(dense.reshape(shape), known)
-        rows = dense.reshape(-1).view(np.uint8).reshape(dense.size, -1)
-        is_uniform = bool((rows[0] == rows[-1]).all() and (rows == rows[0]).all())
-        if is_uniform:
-            rows, dense = rows[0], np.broadcast_to(dense.reshape(-1)[0], shape)
-        digest = hashlib.sha256(f"{dense.dtype}{shape}{is_uniform}".encode())
-        digest.update(np.ascontiguousarray(rows).data)
-        if dense is not array and not is_uniform:
-            dense.flags.writeable = False  # a copy of its own
-        found = Constant(dense.reshape(shape), digest.hexdigest()[:16])
-        if not is_uniform:
-            _remember_digest(found)
-        return found
+        is_uniform, digest = _content(dense, shape)
+        return Constant(np.broadcast_to(dense.reshape(-1)[0], shape) if is_uniform else dense.reshape(shape), digest)
 
     @property
     def type(self) -> ValueType:
@@ -91,37 +79,22 @@ class Constant:
         return hash(self.digest)
 
 
-_LARGE_BYTES = 1 << 16  # the digests of larger constants are kept
-_digests: dict[tuple[object, ...], tuple[weakref.ref[Array], str]] = {}  # with the owner of the memory
+@once_per_array
+def _in_order(array: Array) -> Array:
+    """Return a read-only copy whose elements lie in order."""
+    found = np.ascontiguousarray(array)
+    protect(found)
+    return found
 
 
-def _digest_key(array: Array) -> tuple[object, ...]:
-    return array.__array_interface__["data"][0], array.shape, array.dtype.str
-
-
-def _owner(array: Array) -> Array:
-    """Return the array that keeps the memory of an array."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array
-
-
-def _known_digest(array: Array) -> str | None:
-    """Return the digest of a large array that can't be written, if it was computed before; else None.
-
-    A model is read once for each of several sizes, with the same weights.
-    """
-    if array.nbytes < _LARGE_BYTES or _owner(array).flags.writeable:
-        return None
-    owner, digest = _digests.get(_digest_key(array), (None, ""))
-    return digest if owner is not None and owner() is _owner(array) else None
-
-
-def _remember_digest(constant: Constant) -> None:
-    owner = _owner(constant.array)
-    if constant.array.nbytes >= _LARGE_BYTES and not owner.flags.writeable:
-        key = _digest_key(constant.array)
-        _digests[key] = weakref.ref(owner, lambda _: _digests.pop(key, None)), constant.digest
+@once_per_array
+def _content(array: Array, shape: tuple[int, ...]) -> tuple[bool, str]:
+    """Return whether all elements of a dense array are equal, and the digest of its elements and type and a shape."""
+    rows = array.reshape(-1).view(np.uint8).reshape(array.size, -1)
+    is_uniform = bool((rows[0] == rows[-1]).all() and (rows == rows[0]).all())
+    digest = hashlib.sha256(f"{array.dtype}{shape}{is_uniform}".encode())
+    digest.update(np.ascontiguousarray(rows[0] if is_uniform else rows).data)
+    return is_uniform, digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
