@@ -7,7 +7,7 @@ capacity also has rows that are not in use, whose content has no meaning.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -438,8 +438,8 @@ def _standard(d: Definition) -> None:
 def define_attention(
     node: onnx.NodeProto,
     opsets: Mapping[str, int],
-    types: Mapping[str, ValueType],
-    constants: Mapping[str, Array],
+    types: MutableMapping[str, ValueType],
+    constants: MutableMapping[str, Array],
     model: str,
 ) -> list[onnx.NodeProto] | None:
     """Return nodes that define an Attention of the standard that has a cache; None for any other node.
