@@ -19,6 +19,13 @@ import korch
 from korch.runtime.executable import Executable
 
 H = onnx.helper
+# No kernel has more than one operator: each would otherwise be tried with all others that read the same input.
+QUICK = {
+    "measure": False,
+    "threads": 1,
+    "ablation": korch.Ablation(baselines=False),
+    "search": korch.SearchLimits(max_primitives=8, max_outputs=1),
+}
 NUMPY = {
     "float32": np.float32,
     "float16": np.float16,
@@ -159,7 +166,7 @@ def test_each_element_type(name: str, cache_folder) -> None:
     feeds = {n: a for n, a in arrays(name).items() if n in used}
     exact = "float64" if name in FLOATS else name
     expected = ReferenceEvaluator(model(name, exact)).run(None, {n: a.astype(NUMPY[exact]) for n, a in feeds.items()})
-    executable = korch.optimize(proto, measure=False, threads=1, cache_folder=cache_folder)
+    executable = korch.optimize(proto, cache_folder=cache_folder, **QUICK)
     assert isinstance(executable, Executable)
     assert "onnxruntime" not in {step.provider for step in executable.plan.steps}
     results = executable.run(None, feeds)
@@ -199,7 +206,7 @@ def test_convolutions_of_float64(transposed, groups, spatial, cache_folder) -> N
 
     session = onnxruntime.InferenceSession(proto(onnx.TensorProto.FLOAT).SerializeToString())
     (right,) = session.run(None, {"x": x, "w": w})
-    executable = korch.optimize(proto(onnx.TensorProto.DOUBLE), measure=False, threads=1, cache_folder=cache_folder)
+    executable = korch.optimize(proto(onnx.TensorProto.DOUBLE), cache_folder=cache_folder, **QUICK)
     assert {step.provider for step in executable.plan.steps} == {"generated"}
     (found,) = executable(x.astype(np.float64), w.astype(np.float64))
     assert found.dtype == np.float64

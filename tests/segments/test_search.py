@@ -35,7 +35,7 @@ from korch.search import loop, questions
 from korch.search.instance import Answers
 from korch.search.ledger import Ledger
 from korch.segments import block_search
-from korch.segments.block import Partition, find_blocks
+from korch.segments.block import Partition, Rewrite, find_blocks
 from korch.segments.block_task import BlockTask, prepare, prepare_all
 from korch.segments.explore import BATCH_SECONDS
 from korch.segments.join import Joined, join, with_constants_of
@@ -47,13 +47,15 @@ from tests.support.arena import simulate
 from tests.support.random_graph import random_graph, random_inputs
 
 REWRITE = partial(saturate, strict=False)
-OPTIONS = Options(threads=1, search=SearchLimits(max_primitives=6, solver_seconds=5.0, solver_workers=1))
+AS_IT_IS = partial(saturate, strict=False, rules=())
+LIMITS = SearchLimits(max_primitives=6, solver_seconds=5.0, solver_workers=1, groupings=0)
+OPTIONS = Options(threads=1, search=LIMITS)
 
 
 def search(
-    graph: PrimitiveGraph, limit: int, meter: FakeMeter, options: Options = OPTIONS
+    graph: PrimitiveGraph, limit: int, meter: FakeMeter, options: Options = OPTIONS, rewrite: Rewrite = REWRITE
 ) -> tuple[Partition, Joined, list[BlockTask], Outcome]:
-    partition = find_blocks(graph, split_segments(graph, limit), REWRITE)
+    partition = find_blocks(graph, split_segments(graph, limit), rewrite)
     known = cast(Any, meter)
     joined = join(partition)
     tasks = prepare_all(partition, joined, known, options)
@@ -191,14 +193,14 @@ class Hopeful(FakeMeter):
 def test_a_plan_is_held_to_what_its_kernels_take_a_second_time() -> None:
     meter = Hopeful()
     graph = convolutions(1)
-    _, joined, _, outcome = search(graph, 8, meter)
+    _, joined, _, outcome = search(graph, 8, meter, rewrite=AS_IT_IS)
     check_plans(graph, joined, outcome, 3)
     steps = outcome.plans["searched"]
     known = [meter.known(step) for step in steps]
     again = [isinstance(record, Measured) and record.is_confirmed for record in known]
     assert all(again)
     assert outcome.found.certificate.objective_ns == sum(map(meter.true_ns, steps))
-    recalled = search(graph, 8, meter)[3]
+    recalled = search(graph, 8, meter, rewrite=AS_IT_IS)[3]
     assert recalled.plans["searched"] == steps
 
 
@@ -219,7 +221,7 @@ class LovesChannelsLast(FakeMeter):
 def test_segments_hand_on_the_layout_that_is_best_for_the_whole() -> None:
     graph = convolutions(1)
     meter = LovesChannelsLast()
-    _, joined, _, outcome = search(graph, 60, meter, replace(OPTIONS, search=replace(OPTIONS.search, max_primitives=3)))
+    _, joined, _, outcome = search(graph, 60, meter, OPTIONS, AS_IT_IS)
     assert outcome.partition is not None
     used = {row.layouts for block in outcome.partition.blocks for row in block.interfaces if row.used}
     assert any("acdb" in layouts for layouts in used)
@@ -249,7 +251,7 @@ def test_depth_costs_no_further_candidates_programs_or_measurements(monkeypatch:
     options = replace(OPTIONS, search=replace(OPTIONS.search, max_primitives=4, solver_seconds=600.0))
     for depth in (3, 6):
         meter = FakeMeter()
-        _, _, tasks, outcome = search(transformer(depth), SEGMENT_PRIMITIVES, meter, options)
+        _, _, tasks, outcome = search(transformer(depth), SEGMENT_PRIMITIVES, meter, options, AS_IT_IS)
         assert outcome.partition is not None
         keys = {c.key for task in tasks for c in task.candidates}
         counts.append((len(tasks), sum(len(task.candidates) for task in tasks), len(keys), outcome.partition.programs))
@@ -260,9 +262,9 @@ def test_depth_costs_no_further_candidates_programs_or_measurements(monkeypatch:
 
 def test_a_model_of_one_segment_is_searched_once() -> None:
     meter = FakeMeter()
-    first = search(convolutions(1), 1000, meter)[3]
+    first = search(convolutions(1), 1000, meter, rewrite=AS_IT_IS)[3]
     measured = len(meter.records)
-    second = search(convolutions(1), 1000, meter)[3]
+    second = search(convolutions(1), 1000, meter, rewrite=AS_IT_IS)[3]
     assert first.partition is None and measured
     assert (first.is_recalled, second.is_recalled) == (False, True)
     assert second.plans == first.plans and second.found == first.found
@@ -272,9 +274,9 @@ def test_a_model_of_one_segment_is_searched_once() -> None:
 def test_a_second_model_with_the_same_blocks_needs_no_search() -> None:
     meter = FakeMeter()
     options = replace(OPTIONS, search=replace(OPTIONS.search, max_primitives=3))
-    first = search(transformer(3), SEGMENT_PRIMITIVES, meter, options)[3]
+    first = search(transformer(3), SEGMENT_PRIMITIVES, meter, options, AS_IT_IS)[3]
     searches, measured = meter.searches, len(meter.records)
-    second = search(transformer(4), SEGMENT_PRIMITIVES, meter, options)[3]
+    second = search(transformer(4), SEGMENT_PRIMITIVES, meter, options, AS_IT_IS)[3]
     assert (meter.searches, len(meter.records)) == (searches, measured)
     assert second.found.certificate.status in (Status.OPTIMAL, Status.FEASIBLE)
     assert len(second.plans["searched"]) > len(first.plans["searched"])
