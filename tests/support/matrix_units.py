@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,8 +17,9 @@ from korch.target import Target, has_matrix_units
 from korch.tile.llvm.isa import ISAS
 from korch.tile.llvm.print import MARK
 from korch.tile.llvm.tiles import READY
+from tests.support.c_code import COMPILER
 
-SOURCE = Path(__file__).with_name("amx_emulation.cpp")
+SOURCE = Path(__file__).with_name("amx_emulation.c")
 CALL = r"@llvm\.x86\.(ldtilecfg|tile\w+|tdp\w+)\("
 
 IS_READY = f'{MARK}generic\ntarget triple = "{ISAS["amx"].triple}"\ndefine i32 @{READY}() {{ ret i32 1 }}\n'
@@ -32,8 +32,9 @@ def emulation() -> ctypes.CDLL:
     """Return the loaded emulation."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "emulation.so")
-        command = [sys.executable, "-m", "ziglang", "c++", "-O1", "-shared", "-fPIC", "-fno-sanitize=all", str(SOURCE)]
-        subprocess.run([*command, "-std=c++20", "-o", str(path)], check=True)
+        # In C: the compiler would build a library for C++ first, which takes a minute.
+        command = [*COMPILER, "-std=gnu11", "-O1", "-shared", "-fPIC", "-fno-sanitize=all", str(SOURCE)]
+        subprocess.run([*command, "-o", str(path)], check=True)
         return ctypes.CDLL(str(path))
 
 
