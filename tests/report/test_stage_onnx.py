@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from benchmarks.models import build
+from benchmarks.models import PAPER, build
 from korch.binary_program.candidate_file import parse_candidates
 from korch.cli import main
 from korch.report.stage_onnx import INDEX
@@ -21,13 +21,15 @@ def session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-LARGE = ("candy", "efficientvit", "yolox", "yolov4", "segformer", "mobilenetv3")
-SMALL = ("mlp", "tiny_transformer", "tiny_efficientvit")
+MODELS: dict[str, dict[str, int]] = {
+    name: {} for name in ("mlp", "tiny_transformer", *(f"tiny_{name}" for name in PAPER))
+}
+MODELS["mobilenetv3"] = {"size": 32}
 
 
-@pytest.mark.parametrize("name", [*SMALL, *(pytest.param(name, marks=pytest.mark.long) for name in LARGE)])
+@pytest.mark.parametrize("name", MODELS)
 def test_a_model_as_primitives(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model, path = build(name), tmp_path / "primitives.onnx"
+    model, path = build(name, **MODELS[name]), tmp_path / "primitives.onnx"
     (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
     assert main(["fission", str(tmp_path / "model.onnx"), "-o", str(path)]) == 0
     assert "primitives" in capsys.readouterr().out
