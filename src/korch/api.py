@@ -342,7 +342,7 @@ class _Job:
             return None
         if sizes.text:
             logger.warning("%s", sizes.text)
-        return optimize_stateful(model, sizes, self.options, self.progress, self.deadline, self.watch)
+        return optimize_stateful(sizes, self.options, self.progress, self.deadline, self.watch)
 
     def _assumed(self, model: LoadedModel, binding: Binding) -> Runnable:
         """Optimize a model for ranges of the sizes that the binding leaves open, or else for one size of each."""

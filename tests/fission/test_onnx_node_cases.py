@@ -80,7 +80,6 @@ def test_bodies_node_by_node_compute_the_cases_of_the_standard() -> None:
 # What ONNX Runtime refuses of the models of primitives, by the names of cases: each has a reason.
 REFUSED = {
     "test_(adagrad|adam|momentum|nesterov_momentum)": "it has no operators for training",
-    "test_attention_4d_diff_heads_mask4d_padded_kv": "its kernel wants masks as long as the cache",
     "test_bitcast_bool_to_uint8": "it has no BitCast of these types",
     "test_bitshift_(left|right)_int": "it shifts unsigned numbers alone",
     "test_cast_FLOAT_to_BFLOAT16": "it can't return bfloat16 to Python",

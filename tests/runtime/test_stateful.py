@@ -17,8 +17,9 @@ from korch.cli import main
 from korch.errors import ArtifactError, InputError, OptionError, UnsupportedError
 from korch.frontend.onnx import read_model
 from korch.pipeline.stateful import state_sizes
+from korch.ranges.state import PAST, ROWS, TOTAL
 from korch.runtime.generate import Sampling, generate
-from korch.runtime.stateful import PAST, ROWS, TOTAL, Session, StatefulExecutable
+from korch.runtime.stateful import Session, StatefulExecutable
 from korch.runtime.unpack import unpack
 
 QUICK = {

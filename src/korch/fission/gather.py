@@ -77,6 +77,8 @@ def _gather(c: Context) -> Result:
     x, indices = c.input(0), _indices(c)
     if isinstance(indices, NotSplit):
         return indices
+    if c.builder.constant_of(x) is not None and c.input(1) in c.builder.sized:
+        return NotSplit("rows of a table at places that follow from sizes")
     axis = axis_of(c.attributes.integer("axis", 0), c.rank(x))
     along = _wrapped(indices, c.shape(x)[axis])
     return along if isinstance(along, NotSplit) else _taken(c, x, axis, along)

@@ -64,6 +64,8 @@ def split_operators(
     values = {name: builder.input(name, graph.types[name]) for name in graph.inputs}
     for name, array in graph.constants.items():
         values[name] = builder.constant(array)
+        if name in graph.sized:
+            builder.sized.add(values[name])
     read = frozenset(graph.outputs) | {n for operator in graph.operators for n in operator.inputs}
     kept: list[KeptWhole] = []
     for operator in graph.operators:

@@ -83,6 +83,11 @@ def _reshape(d: Definition, x: str, *shape: int) -> str:
     return d.op("Reshape", x, _ints(d, *shape))
 
 
+def _rows_of(d: Definition, past: str) -> str:
+    """Return the number of rows of a cache, int64[1]."""
+    return _part(d, d.op("Shape", past), 0, 2, 3) if past else _ints(d, 0)
+
+
 def _heads(d: Definition, x: str, heads: int, size: int) -> str:
     """Return features [batch, rows, heads * size] as [batch, heads, rows, size]."""
     return d.op("Transpose", _reshape(d, x, 0, 0, heads, size), perm=[0, 2, 1, 3])
@@ -175,18 +180,14 @@ def _written(d: Definition, past: str, new: str, run: CacheRows) -> str:
 
 def _causal(d: Definition, run: CacheRows, left: int = -1, right: int = 0) -> tuple[str, ...]:
     """Return which keys each new row reads: from `left` places before its own to `right` behind it; -1 for all."""
-    keys = np.arange(run.present, dtype=np.int64)
-    offsets = np.arange(run.rows)[:, None]
-    if run.known is not None:
-        places = run.known + offsets
-        if (run.rows == 1 and left < 0 and run.present <= run.known + 1) or max(left, right) < 0:
-            return ()
-        return (d.constant(((keys <= places + right) | (right < 0)) & ((keys >= places - left) | (left < 0))),)
-    place, found = d.op("Add", _reshape(d, run.begin, -1, 1, 1, 1), d.constant(offsets)), []
-    if right >= 0:
-        found.append(d.op("LessOrEqual", d.constant(keys), d.op("Add", place, _ints(d, right))))
+    is_last = run.rows == 1 and run.known is not None and run.present <= run.known + 1
+    keys, offsets = _ints(d, *range(run.present)), d.constant(np.arange(run.rows)[:, None])
+    begin = run.begin if run.known is not None else _reshape(d, run.begin, -1, 1, 1, 1)
+    place, found = d.op("Add", begin, offsets), []
+    if right >= 0 and not is_last:
+        found.append(d.op("LessOrEqual", keys, d.op("Add", place, _ints(d, right))))
     if left >= 0:
-        found.append(d.op("GreaterOrEqual", d.constant(keys), d.op("Sub", place, _ints(d, left))))
+        found.append(d.op("GreaterOrEqual", keys, d.op("Sub", place, _ints(d, left))))
     return tuple(found)
 
 
@@ -260,8 +261,9 @@ def _group_query_run(d: Definition, batch: int, rows: int) -> CacheRows:
     if known is not None and not 0 <= known <= held:
         what = f"seqlens_k is {int(places[0])} with {rows} new rows"  # type: ignore[index]
         raise ModelError(f"{what}, but the cache has {held} rows", d.where, f"{rows - 1} to {held + rows - 1}")
-    is_whole = known is not None and present in (held, known + rows)
-    return CacheRows(batch, rows, held, present, begin, known if is_whole else None)
+    if known is None or present not in (held, known + rows):
+        return CacheRows(batch, rows, held, present, begin, None)
+    return CacheRows(batch, rows, held, present, _part(d, begin, 0, 0, 1), known)
 
 
 def _rotated(d: Definition, parts: tuple[str, ...], size: int, run: CacheRows) -> tuple[str, ...]:
@@ -373,7 +375,7 @@ def _many_heads_run(d: Definition, at: _Inputs, rows: tuple[int, int], past: str
     known = int(d.constants[length].reshape(-1)[0]) if length in d.constants else None
     is_shared = bool(length) and bool(d.attributes.get(SHARES, 0))
     if not is_shared or known == held:
-        return CacheRows(batch, rows[0], held, held + rows[1], _ints(d, held), held)
+        return CacheRows(batch, rows[0], held, held + rows[1], _rows_of(d, past), held)
     begin = d.op("Cast", _reshape(d, length, -1), to=I64)
     return CacheRows(batch, rows[0], held, held, begin, known)
 
@@ -396,7 +398,7 @@ def _padding(d: Definition, mask: str, run: CacheRows) -> tuple[str, ...]:
 
 
 def _standard(d: Definition) -> None:
-    """Attention of the standard, with a cache inside (inputs 4 and 5) or of which a prefix is in use (input 6)."""
+    """Attention of the standard, with a cache inside, or with one of which rows are in use (`nonpad_kv_seqlen`)."""
     names = [d.needed(i, what) for i, what in enumerate(("the queries", "the keys", "the values"))]
     shapes = [d.shape(name) for name in names]
     is_flat = len(shapes[0]) == 3
@@ -405,12 +407,13 @@ def _standard(d: Definition) -> None:
     q, k, v = (_heads(d, *own) if is_flat else own[0] for own in zip(names, counts, sizes, strict=True))
     batch, rows, keys = shapes[0][0], shapes[0][-2], shapes[1][-2]
     held = d.shape(d.optional(4))[2] if d.optional(4) else 0
-    run, masks = CacheRows(batch, rows, held, held + keys, _ints(d, held), held), list[str]()
+    run, masks = CacheRows(batch, rows, held, held + keys, _rows_of(d, d.optional(4)), held), list[str]()
     if valid := d.optional(6):
         counted = d.constants[valid].reshape(-1) if valid in d.constants else None
         is_same = counted is not None and len(set(counted.tolist())) == 1
         known = int(counted[0]) - rows if counted is not None and is_same else None
         begin = d.op("Sub", d.op("Cast", valid, to=I64), _ints(d, rows))
+        begin = begin if known is None else _part(d, begin, 0, 0, 1)
         run = CacheRows(batch, rows, 0, keys, begin, known)
         if known is None or known + rows < keys:
             places, ends = d.constant(np.arange(keys)), _reshape(d, d.op("Cast", valid, to=I64), -1, 1, 1, 1)

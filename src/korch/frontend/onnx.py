@@ -95,6 +95,7 @@ def _load(loaded: LoadedModel, shapes: Mapping[str, Sequence[int]] | None) -> Op
     types, constants = dict(bind_inputs(loaded.declared, shapes or {}, loaded.name)), dict(loaded.constants)
     nodes = gather_experts(loaded.name, loaded.opsets, types, loaded.nodes, constants, loaded.outputs)
     walk = Propagation(loaded.name, loaded.opsets, types, constants, loaded.outputs)
+    walk.sized = None if loaded.sized is None else set(loaded.sized)
     walk.walk(nodes)
     check_declared_outputs(loaded.declared_outputs, walk.types, loaded.name)
     found = walk.graph([item.name for item in loaded.declared], loaded.outputs)
@@ -139,6 +140,8 @@ class LoadedModel:
     nodes: list[onnx.NodeProto]
     constants: dict[str, Array]  # elements by name
     defaults: dict[str, Array]  # elements of the inputs that need not be given, by name
+    # the constants that follow from sizes: rows of tables at places that do so are read at run time; None to fold them
+    sized: frozenset[str] | None = None
 
     def without_defaults(self) -> LoadedModel:
         """Return the model with constants in place of the inputs that have a default."""

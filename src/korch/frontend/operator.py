@@ -60,6 +60,7 @@ class OperatorGraph:
     constants: Mapping[str, Array]  # the values known at build time; large ones may be mapped from a file
     # elements of the inputs that need not be given at run time, by name
     defaults: Mapping[str, Array] = field(default_factory=dict)
+    sized: frozenset[str] = frozenset()  # the constants that follow from sizes, if the model is read for several sizes
 
     def __str__(self) -> str:
         return format_operators(self)

@@ -60,6 +60,7 @@ class Propagation:
         operators: the operators that remain to be run.
         items: the operators and the host's nodes, in order.
         untyped: the values that are not static tensors, with what ONNX knows about their types.
+        sized: the constants that follow from sizes, if rows of tables at places that do so are not folded.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Propagation:
         self.operators: list[Operator] = []
         self.items: list[Operator | HostNode] = []
         self.host = host
+        self.sized: set[str] | None = None
         self.untyped: dict[str, onnx.TypeProto] = dict(host.untyped) if host else {}
         for name, array in constants.items():
             self.set_constant(name, array)
@@ -204,7 +206,8 @@ class Propagation:
                 )
         visible = needed.union(inputs, *(operator.outputs for operator in kept))
         types = {n: t for n, t in self.types.items() if n in visible}
-        return OperatorGraph(self.model, tuple(kept), tuple(inputs), tuple(outputs), types, constants)
+        sized = frozenset(self.sized or ()) & constants.keys()
+        return OperatorGraph(self.model, tuple(kept), tuple(inputs), tuple(outputs), types, constants, sized=sized)
 
     def _loop(self, node: onnx.NodeProto) -> bool:
         """Add the operator of a loop with a known number of iterations; return whether it is one."""
@@ -238,8 +241,21 @@ class Propagation:
 
     def _fold(self, node: onnx.NodeProto, schema: onnx.defs.OpSchema) -> bool:
         """Compute a node whose inputs are all known; return whether that was possible."""
-        if self._fold_shape(node):
+        is_sized = self.sized is not None and not self.sized.isdisjoint(node.input)
+        if self._fold_shape(node) or (not (is_sized and self._is_table(node)) and self._fold_known(node, schema)):
+            if self.sized is not None and (is_sized or node.op_type in ("Shape", "Size")):
+                self.sized.update(node.output)
             return True
+        return False
+
+    def _is_table(self, node: onnx.NodeProto) -> bool:
+        """Return whether a node reads rows of a matrix of real numbers."""
+        table = self.constants.get(node.input[0])
+        is_real = table is not None and table.ndim > 1 and DType.of(table.dtype).is_float
+        return is_real and node.op_type == "Gather" and not node.domain
+
+    def _fold_known(self, node: onnx.NodeProto, schema: onnx.defs.OpSchema) -> bool:
+        """Compute a node whose inputs are all known; return whether that was possible."""
         is_known = all(name in self.constants for name in node.input if name)
         if not is_known or self._is_weight(node):
             return False

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -17,7 +17,8 @@ import numpy as np
 from korch.backend import builder_of
 from korch.errors import InaccurateError, ModelError, OptionError, UnsupportedError
 from korch.fission import fission
-from korch.frontend.onnx import LoadedModel, load_model
+from korch.frontend.appended import AppendingModel, appending
+from korch.frontend.onnx import LoadedModel
 from korch.frontend.operator import OperatorGraph
 from korch.frontend.shapes import is_batch
 from korch.inputs import converted, named_arrays, where_of
@@ -28,11 +29,12 @@ from korch.pipeline.source import Source, compared_numbers
 from korch.primitive.graph import PrimitiveGraph
 from korch.ranges.binding import Bound
 from korch.ranges.form import Dimension, Sizes, range_text
-from korch.ranges.state import State, states_of, with_states
+from korch.ranges.state import PAST, ROWS, TOTAL, State, states_of, with_states
 from korch.report.progress import Progress
 from korch.runtime.combine import combine
+from korch.runtime.rows import RowCounter, StatefulModel, StateTensor
 from korch.runtime.runnable import random_feeds
-from korch.runtime.stateful import PAST, ROWS, TOTAL, StatefulExecutable, StatefulModel, StateTensor, Steps
+from korch.runtime.stateful import StatefulExecutable, Steps
 from korch.system.deadline import Deadline
 from korch.validation.standard import standard_of
 
@@ -46,7 +48,7 @@ PAST_ROWS, NEW_ROWS = range(1024), range(1, 129)
 STEPS = (1, 8)
 """The numbers of rows of a step that have plans for any number of earlier rows."""
 
-SAMPLE_PAST, SAMPLE_ROWS = 11, 3
+SAMPLE_PAST, MORE_PAST, SAMPLE_ROWS = 11, 12, 3
 """Numbers of rows at which the roles of dimensions are tried."""
 
 MOST_NAMES = 6
@@ -64,18 +66,31 @@ class StateSizes:
     """The sizes of a model with states.
 
     Attributes:
+        model: the model, whose caches have the rows in use.
         roles: by the name of a free dimension, what it counts: PAST, ROWS or TOTAL.
         fixed: the sizes of the other dimensions and of inputs.
         past: the numbers of earlier rows.
         rows: the numbers of new rows.
+        counts: what each input that counts rows has.
         assumed: which of PAST and ROWS are not given.
     """
 
+    model: AppendingModel
     roles: Mapping[str, str]
     fixed: Mapping[str, tuple[int, ...]]
     past: range
     rows: range
+    counts: Mapping[str, str] = field(default_factory=dict)
     assumed: tuple[str, ...] = ()
+
+    @property
+    def sample(self) -> int:
+        """A number of new rows; it is not the least one, if there are others."""
+        return min(self.rows[0] + 1, self.rows[-1])
+
+    def load(self, rows: int, past: int) -> OperatorGraph:
+        """Return the model for some numbers of rows; it raises the errors of `AppendingModel.load`."""
+        return self.model.load(self.binding(rows, past), self.counts, past, rows)
 
     def binding(self, rows: int, past: int) -> dict[str, tuple[int, ...]]:
         """Return the size of each dimension for some numbers of rows."""
@@ -98,11 +113,16 @@ def state_sizes(model: LoadedModel, given: Binding) -> StateSizes | None:
 
     Raises:
         OptionError: a size is given for a dimension that follows from others.
+        UnsupportedError: a range of earlier rows is given, but the model's cache can't be used in sessions.
     """
-    declared = {item.name: [dim.dim_param for dim in item.type.tensor_type.shape.dim] for item in model.declared}
-    past = sorted({declared[name][axis] for name, axis in _appended(model)})
+    found = appending(model)
+    items = [*found.model.declared, *(counter.item for counter in found.counters)]
+    declared = {item.name: [dim.dim_param for dim in item.type.tensor_type.shape.dim] for item in items}
+    past = sorted({declared[cache.input][cache.axis] for cache in found.caches})
     sizes = {name: bound[0] for name, bound in given.items() if len(bound) == 1}
-    if not past or "" in past or any(isinstance(sizes.get(name), int) for name in past):
+    if found.refused and isinstance(sizes.get(PAST), range):
+        raise found.refused[0]
+    if not past or "" in past or found.refused or any(isinstance(sizes.get(name), int) for name in (*past, PAST)):
         return None
     fixed = {
         name: tuple(n if isinstance(n, int) else -1 for n in bound) for name, bound in given.items() if len(bound) > 1
@@ -110,59 +130,49 @@ def state_sizes(model: LoadedModel, given: Binding) -> StateSizes | None:
     fixed |= {name: (size,) for name, size in sizes.items() if isinstance(size, int)}
     free = dict.fromkeys(name for dims in declared.values() for name in dims if name and name not in {*past, *fixed})
     fixed |= {name: (1,) for name in free if is_batch(name) and name not in given}
-    found = _roles(model, past, [name for name in free if name not in fixed], fixed)
-    if found is None:
+    known = _roles(found, past, [name for name in free if name not in fixed], fixed)
+    if isinstance(known, UnsupportedError) and found.needs and isinstance(sizes.get(PAST), range):
+        raise known
+    if not isinstance(known, StateSizes):
         return None
-    ranges: dict[str, range] = {} if ROWS in found.roles.values() else {ROWS: found.rows}
+    ranges: dict[str, range] = {} if ROWS in known.roles.values() else {ROWS: known.rows}
     for name, bound in sizes.items():
-        role = found.roles.get(name, name)
+        role = known.roles.get(name, name)
         if role == TOTAL:
             raise OptionError(
                 f"the size of {name!r} is that of the rows before and in a run", "option --shape", "no size"
             )
         if role in (PAST, ROWS) and isinstance(bound, range):
             ranges[role] = bound
-    known = {PAST: PAST_ROWS, ROWS: NEW_ROWS, **ranges}
-    return replace(
-        found, past=known[PAST], rows=known[ROWS], assumed=tuple(name for name in (PAST, ROWS) if name not in ranges)
-    )
-
-
-def _appended(model: LoadedModel) -> Iterator[tuple[str, int]]:
-    """Yield each input that is an output with rows appended, and the axis of its rows."""
-    ranks = {item.name: len(item.type.tensor_type.shape.dim) for item in model.declared}
-    returned = set(model.outputs)
-    for node in reversed(model.nodes):
-        if node.op_type == "Identity" and node.output[0] in returned:
-            returned.add(node.input[0])
-        is_state = node.op_type == "Concat" and len(node.input) == 2 and node.output[0] in returned
-        if is_state and (rank := ranks.get(node.input[0], 0)):
-            yield node.input[0], next(a.i for a in node.attribute if a.name == "axis") % rank
+    assumed = {PAST: PAST_ROWS, ROWS: NEW_ROWS}
+    own = {**assumed, **ranges}
+    return replace(known, past=own[PAST], rows=own[ROWS], assumed=tuple(name for name in assumed if name not in ranges))
 
 
 def _roles(
-    model: LoadedModel, past: Sequence[str], others: Sequence[str], fixed: Mapping[str, tuple[int, ...]]
-) -> StateSizes | None:
-    """Return sizes with the role of each free dimension; None if the model can be read with no choice of them."""
+    model: AppendingModel, past: Sequence[str], others: Sequence[str], fixed: Mapping[str, tuple[int, ...]]
+) -> StateSizes | UnsupportedError | None:
+    """Return sizes with the role of each free dimension, or why the model can be read with no choice of them."""
     if len(others) > MOST_NAMES:
         return None
-    static = {
-        d.dim_value for item in model.declared for d in item.type.tensor_type.shape.dim if d.HasField("dim_value")
-    }
+    declared, unfit = model.model.declared, None
+    static = {d.dim_value for item in declared for d in item.type.tensor_type.shape.dim if d.HasField("dim_value")}
     counts = sorted({1, *(n for n in static if 0 < n <= NEW_ROWS[-1]), *(n for own in fixed.values() for n in own)})
     for own in sorted(itertools.product((ROWS, TOTAL), repeat=len(others)), key=lambda own: _unlikely(others, own)):
         roles = {**dict.fromkeys(past, PAST), **dict(zip(others, own, strict=True))}
-        for rows in (SAMPLE_ROWS,) if ROWS in own else counts:
-            sizes = StateSizes(
-                roles, {n: s for n, s in fixed.items() if n not in (PAST, ROWS)}, PAST_ROWS, range(rows, rows + 1)
-            )
+        kept = {n: s for n, s in fixed.items() if n not in (PAST, ROWS)}
+        for rows, counted in itertools.product((SAMPLE_ROWS,) if ROWS in own else counts, model.choices):
+            sizes = StateSizes(model, roles, kept, PAST_ROWS, range(rows, rows + 1), counted)
             try:
-                types = load_model(model, sizes.binding(rows, SAMPLE_PAST)).types
-            except (ModelError, UnsupportedError):
+                types = sizes.load(rows, SAMPLE_PAST).types
+            except UnsupportedError as error:
+                unfit = unfit or error
                 continue
-            if any(SAMPLE_PAST + rows in types[name].shape for name in model.outputs if name in types):
+            except ModelError:
+                continue
+            if any(SAMPLE_PAST + rows in types[name].shape for name in model.model.outputs if name in types):
                 return sizes
-    return None
+    return unfit
 
 
 def _unlikely(names: Sequence[str], roles: Sequence[str]) -> int:
@@ -175,19 +185,18 @@ def _unlikely(names: Sequence[str], roles: Sequence[str]) -> int:
 class _Model:
     """A model with states, at some numbers of rows."""
 
-    loaded: LoadedModel
     sizes: StateSizes
     operators: Callable[[int, int], OperatorGraph]  # for a number of new rows and one of earlier rows
     states: tuple[State, ...]
     capacity: int  # the most rows of a state
 
     @staticmethod
-    def of(loaded: LoadedModel, sizes: StateSizes) -> _Model:
-        operators = lru_cache(4)(lambda rows, past: load_model(loaded, sizes.binding(rows, past)))
-        states = states_of(fission(operators(sizes.rows[-1], SAMPLE_PAST)))
+    def of(sizes: StateSizes) -> _Model:
+        operators = lru_cache(4)(sizes.load)
+        states = states_of(fission(operators(sizes.sample, SAMPLE_PAST)))
         if not states:
             raise UnsupportedError("what is appended to its states is not computed as a part of a static graph")
-        return _Model(loaded, sizes, operators, states, sizes.past[-1] + 1)
+        return _Model(sizes, operators, states, sizes.past[-1] + 1)
 
     def step(self, rows: int) -> Source:
         """Return the source of a step of some rows; its size is the number of rows after the step."""
@@ -216,27 +225,41 @@ class _Model:
         primitives: Callable[[Sizes], PrimitiveGraph],
         operators: Callable[[Sizes], OperatorGraph],
     ) -> Source:
-        return Source((dimension,), primitives, lambda own: (operators(own), {}), compared_numbers(self.loaded))
+        return Source(
+            (dimension,), primitives, lambda own: (operators(own), {}), compared_numbers(self.sizes.model.model)
+        )
 
     def described(self) -> StatefulModel:
         """Return what each axis of the inputs and outputs counts."""
-        rows = self.sizes.rows[-1]
-        first, more = self.operators(rows, SAMPLE_PAST), self.operators(rows, SAMPLE_PAST + 1)
-        fewer = self.operators(max(rows - 1, self.sizes.rows[0]), SAMPLE_PAST)
+        rows, least = self.sizes.sample, self.sizes.rows[0]
+        first, more = self.operators(rows, SAMPLE_PAST), self.operators(rows, MORE_PAST)
+        fewer = self.operators(least, SAMPLE_PAST)
 
         def described(name: str) -> StateTensor:
-            shapes = zip(*(graph.types[name].shape for graph in (first, fewer, more)), strict=True)
-            axes = [
-                str(a) if a == b == c else ROWS if a == c else PAST if a == SAMPLE_PAST else TOTAL for a, b, c in shapes
-            ]
-            return StateTensor(name, first.types[name].dtype.value, tuple(axes))
+            shapes = [graph.types[name].shape for graph in (first, fewer, more)]
+            return StateTensor(name, first.types[name].dtype.value, _axes(shapes))
 
         inputs, outputs = map(described, first.inputs), map(described, first.outputs)
-        return StatefulModel(tuple(inputs), tuple(outputs), self.states, self.capacity, rows)
+        bindings = [self.sizes.binding(*own) for own in ((rows, SAMPLE_PAST), (least, SAMPLE_PAST), (rows, MORE_PAST))]
+        counters = []
+        for counter in self.sizes.model.counters:
+            axes = _axes([counter.shape(binding) for binding in bindings])
+            tensor = StateTensor(counter.item.name, counter.dtype.value, axes)
+            counters.append(RowCounter(tensor, self.sizes.counts[tensor.name]))
+        most = self.sizes.rows[-1]
+        return StatefulModel(tuple(inputs), tuple(outputs), self.states, self.capacity, most, counters=tuple(counters))
+
+
+def _axes(shapes: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
+    """Return what axes count: `shapes` for some numbers of rows, for fewer new rows, and for one more earlier row."""
+    return tuple(
+        str(a) if a == b == c else ROWS if a == c else PAST if a == SAMPLE_PAST else TOTAL
+        for a, b, c in zip(*shapes, strict=True)
+    )
 
 
 def optimize_stateful(
-    model: LoadedModel, sizes: StateSizes, options: Options, progress: Progress, deadline: Deadline, watch: Watch | None
+    sizes: StateSizes, options: Options, progress: Progress, deadline: Deadline, watch: Watch | None
 ) -> StatefulExecutable:
     """Return an executable of sessions.
 
@@ -245,7 +268,7 @@ def optimize_stateful(
         InaccurateError: the results for the inputs that the options give differ from the model's.
         KorchError: as `optimize_model`.
     """
-    known = _Model.of(model, sizes)
+    known = _Model.of(sizes)
     counts = [n for n in STEPS if n in sizes.rows and n + max(1, sizes.past[0]) < known.capacity] or [sizes.rows[0]]
     sources = {rows: known.step(rows) for rows in counts}
     if 0 in sizes.past and len(sizes.rows) > 1:
@@ -292,7 +315,7 @@ def _check_inputs(known: _Model, executable: StatefulExecutable, options: Option
         return
     where = where_of(options.inputs)
     infos = {info.name: info for info in executable.get_inputs()}
-    types = {name: known.operators(known.sizes.rows[-1], SAMPLE_PAST).types[name] for name in infos}
+    types = {name: known.operators(known.sizes.sample, SAMPLE_PAST).types[name] for name in infos}
     arrays = named_arrays(options.inputs, types, where)
     given = {name: converted(name, arrays[name], infos[name].dtype, where) for name in infos}
     rows, past = executable.counts_of([given[name] for name in infos])

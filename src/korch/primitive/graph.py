@@ -243,6 +243,7 @@ class GraphBuilder:
 
     Attributes:
         keep: maps a new constant, which may be large, to an equal one to store in its place.
+        sized: the constants that follow from sizes; a broadcast of one is not folded, at any size.
     """
 
     def __init__(self, *, folds: bool = True) -> None:
@@ -251,6 +252,7 @@ class GraphBuilder:
         `folds`: compute primitives of constants when they are added, in the types of the graph.
         """
         self._is_folding = folds
+        self.sized: set[int] = set()
         self.keep: Callable[[Constant], Constant] = lambda constant: constant
         self._types: list[ValueType] = []
         self._parent: list[int] = []
@@ -318,7 +320,10 @@ class GraphBuilder:
             raise InvalidGraphError(str(error), where=origin or f"primitive {op}") from error
         is_known = self._is_folding and all(value in self._constants for value in found)
         if is_known and self._folds(op, found, type_):
-            return self.constant(self._fold(row, found, attributes, type_))
+            value = self.constant(self._fold(row, found, attributes, type_))
+            if not self.sized.isdisjoint(found):
+                self.sized.add(value)
+            return value
         value = self._new_value(type_)
         self._primitives[key] = (value, origin)
         return value
@@ -429,7 +434,7 @@ class GraphBuilder:
     def _folds(self, op: str, inputs: Sequence[int], type_: ValueType) -> bool:
         if op == "broadcast":
             constant = self._constants[inputs[0]]
-            return constant.is_uniform or constant.array.size >= type_.size
+            return inputs[0] not in self.sized and (constant.is_uniform or constant.array.size >= type_.size)
         if op == "cast" and type_.rank > 1:
             constant = self._constants[inputs[0]]
             return constant.is_uniform or constant.type.size_bytes >= type_.size_bytes

@@ -244,9 +244,10 @@ class _Walk:
         """Return a constant of which the last elements are those of the largest sample's end, at the size of a run."""
         lines = {axis: prefix(factors) for axis, factors in enumerate(axes) if is_free(factors)}
         lows = [d.low for d in self._samples.dimensions]
-        for share in (2, 1):  # of the smallest size, which elements are those of the end: the last half, or all
+        # Which elements are those of the end: as many as half of the smallest size, as this size, or all.
+        for share in (2, 1, 0):
             places = {
-                axis: Places(extent(0, 0, along.at(lows) // share), 1, along, "ends")
+                axis: Places(extent(0, 0, along.at(lows) // share) if share else along, 1, along, "ends")
                 for axis, along in lines.items()
                 if along is not None
             }

@@ -14,9 +14,30 @@ from dataclasses import dataclass
 import numpy as np
 
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
+from korch.primitive.op import Array
 from korch.primitive.ops.layout import ConcatAttributes, SliceAttributes
 from korch.primitive.ops.state import WRITE_ROWS, WriteAttributes
 from korch.primitive.types import ValueId
+
+PAST, ROWS, TOTAL = "past", "rows", "total"
+"""What an axis or an input counts: the rows before a run, those of the run, and both together."""
+
+LAST, ONES, PLACES = "last", "ones", "places"
+"""What else an input has: the last place of all rows, ones (a mask that is true), and the places of the new rows."""
+
+COUNTS = (PAST, ROWS, TOTAL, LAST)
+"""What one number may count."""
+
+
+def counted(count: str, shape: Sequence[int], past: int, rows: int) -> Array:
+    """Return the elements of an input that counts rows.
+
+    `count`: one of `COUNTS`, or ONES, or PLACES, which are along the last axis.
+    """
+    if count == PLACES:
+        return np.broadcast_to(past + np.arange(shape[-1] if shape else 1, dtype=np.int64), shape)
+    numbers = {PAST: past, ROWS: rows, TOTAL: past + rows, LAST: past + rows - 1, ONES: 1}
+    return np.full(shape, numbers[count], np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +63,7 @@ def states_of(graph: PrimitiveGraph) -> tuple[State, ...]:
 
 def with_states(graph: PrimitiveGraph, states: Sequence[State]) -> PrimitiveGraph:
     """Return a graph whose states are written in place; what reads only the rows before a step takes a part of them."""
-    builder = GraphBuilder()
+    builder = GraphBuilder(folds=False)  # what follows from sizes is computed by the same primitives at each size
     known: dict[int, ValueId] = {}
     axes = {graph.inputs[state.input][1]: state.axis for state in states}
     outputs = {graph.outputs[state.output][1] for state in states}

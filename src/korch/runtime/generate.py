@@ -10,7 +10,8 @@ import numpy as np
 
 from korch.errors import InputError, OptionError, quoted
 from korch.primitive.op import Array
-from korch.runtime.stateful import ROWS, TOTAL, Session, StatefulExecutable
+from korch.ranges.state import ROWS, TOTAL
+from korch.runtime.stateful import Session, StatefulExecutable
 
 
 @dataclass(frozen=True, slots=True)

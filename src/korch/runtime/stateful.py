@@ -20,14 +20,15 @@ import numpy as np
 from korch.errors import ArtifactError, InputError, quoted
 from korch.primitive.op import Array
 from korch.primitive.types import DType
-from korch.ranges.state import State
+from korch.ranges.state import PAST, ROWS, TOTAL
 from korch.records import plain, read_object, read_record
 from korch.runtime.artifact import Archive, Artifact
 from korch.runtime.executable import Executable
 from korch.runtime.padding import NO_STATES, Fitting
 from korch.runtime.ranged import MOST_REMEMBERED, RangedExecutable, Ranges
 from korch.runtime.record import TensorRecord
-from korch.runtime.runnable import ArrayType, Runnable, TensorInfo
+from korch.runtime.rows import StatefulModel, StateTensor, type_at
+from korch.runtime.runnable import Runnable, TensorInfo
 from korch.runtime.shaped import ShapedExecutable, Shared, read_shaped
 
 if TYPE_CHECKING:
@@ -36,49 +37,7 @@ if TYPE_CHECKING:
 FORMAT = "korch-stateful"
 STATES = "states.json"
 
-PAST, ROWS, TOTAL = "past", "rows", "total"
 _STEP = {0: "first rows", 1: "steps of 1 row"}
-
-"""What an axis counts: the rows before a run, those of the run, and both together."""
-
-
-@dataclass(frozen=True, slots=True)
-class StateTensor:
-    """An input or an output of a model with states."""
-
-    name: str  # its name
-    dtype: str  # its element type
-    axes: tuple[str, ...]  # for each axis, PAST, ROWS, TOTAL, or its size
-
-    def shape(self, past: int, rows: int) -> tuple[int, ...]:
-        """Return its shape for some numbers of rows."""
-        sizes = {PAST: past, ROWS: rows, TOTAL: past + rows}
-        return tuple(sizes[axis] if axis in sizes else int(axis) for axis in self.axes)
-
-    def axis(self, role: str) -> int | None:
-        """Return the axis that counts something; None if there is none."""
-        return self.axes.index(role) if role in self.axes else None
-
-
-@dataclass(frozen=True, slots=True)
-class StatefulModel:
-    """The inputs, outputs and states of a model.
-
-    Attributes:
-        inputs: the inputs, with those of the states.
-        outputs: the outputs, with those of the states.
-        states: the pairs of an input and an output.
-        capacity: the most rows of a state.
-        rows: the most new rows of a run.
-        is_causal: whether no row depends on later ones, so that rows can be run in parts.
-    """
-
-    inputs: tuple[StateTensor, ...]
-    outputs: tuple[StateTensor, ...]
-    states: tuple[State, ...]
-    capacity: int
-    rows: int
-    is_causal: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +112,13 @@ class StatefulExecutable(ShapedExecutable):
         found = dict(zip(self.plain_outputs, session.run(**named), strict=True))
         found |= zip((self.described.outputs[s.output].name for s in states), session.states(), strict=True)
         return tuple(found[output.name] for output in self.described.outputs)
+
+    def _fed(self, feeds: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
+        counters = {counter.tensor.name for counter in self.described.counters} - set(names)
+        arrays = super()._fed({name: array for name, array in feeds.items() if name not in counters}, names)
+        rows, past = self.counts_of(arrays)
+        self.described.check_counters(feeds, past, rows)
+        return arrays
 
     def counts_of(self, arrays: Sequence[Any]) -> tuple[int, int]:
         """Return the numbers of new and of earlier rows that arrays for all inputs have.
@@ -307,7 +273,7 @@ class Session:
         Args:
             arrays: one for each input that is no state, in the model's order.
             named: instead of `arrays`, one for each input by its name. Masks of all rows may be missing, which are
-                then 1, and positions, which are then those of the new rows.
+                then 1, positions, which are then those of the new rows, and numbers of rows.
 
         Returns:
             The outputs that are no states, in the model's order.
@@ -317,6 +283,7 @@ class Session:
         """
         given = self._named(arrays, named)
         rows = self._count(given)
+        self.executable.described.check_counters(given, self.length, rows)
         if self.length + rows > self.capacity:
             where = f"session with {self.length} rows"
             raise InputError(
@@ -361,7 +328,7 @@ class Session:
             raise InputError(f"{length} rows exceed its capacity", "session", f"at most {self.capacity}")
         model = self.executable.described
         tensors = [model.inputs[state.input] for state in model.states]
-        accepted = [_type(t, length, 0).accept(a) for t, a in zip(tensors, arrays, strict=True)]
+        accepted = [type_at(t, length, 0).accept(a) for t, a in zip(tensors, arrays, strict=True)]
         self.truncate(0)
         for array, own, axis in zip(accepted, self._memory.arrays, self._axes, strict=True):
             own[_part(axis, 0, length)] = array
@@ -388,7 +355,8 @@ class Session:
 
     def _named(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         names = [tensor.name for tensor in self._inputs]
-        if unknown := [name for name in named if name not in names]:
+        counters = {counter.tensor.name for counter in self.executable.described.counters}
+        if unknown := [name for name in named if name not in names and name not in counters]:
             raise InputError(f"there is no input {unknown[0]!r}", "session", quoted(names))
         if arrays and (named or len(arrays) != len(names)):
             raise InputError(f"{len(arrays)} arrays are given by position", "session", f"{len(names)}: {quoted(names)}")
@@ -405,13 +373,15 @@ class Session:
                 text = "x".join(map(str, shape)) or "a number"
                 raise InputError(f"it has shape {text}", f"input {tensor.name!r}", f"{len(tensor.axes)} axes, and rows")
         names = [tensor.name for tensor in self._inputs if ROWS in tensor.axes]
+        if not names:
+            return self.executable.described.rows
         raise InputError("no input says how many rows are new", "session", quoted(names))
 
     def _complete(self, given: Mapping[str, Any], rows: int) -> list[Array]:
         """Return an array for each input."""
         found = []
         for tensor in self._inputs:
-            type_ = _type(tensor, self.length, rows)
+            type_ = type_at(tensor, self.length, rows)
             if tensor.name in given:
                 found.append(type_.accept(given[tensor.name]))
             elif TOTAL in tensor.axes:
@@ -475,10 +445,6 @@ class Session:
 
 def _part(axis: int, begin: int, end: int) -> tuple[slice, ...]:
     return (*(slice(None),) * axis, slice(begin, end))
-
-
-def _type(tensor: StateTensor, past: int, rows: int) -> ArrayType:
-    return ArrayType(tensor.name, tensor.shape(past, rows), np.dtype(DType(tensor.dtype).numpy))
 
 
 def _piece(tensor: StateTensor, array: Array, begin: int, end: int, past: int) -> Array:
