@@ -1,11 +1,14 @@
 """Compares one step of language models with other engines, and with reading as many bytes, in interleaved runs.
 
     python -m benchmarks.decode [--models small] [--dtypes float32,int4] [--fills 128,1024] [--budget 120]
-                                [--sessions] [--artifacts FOLDER] [--output benchmarks/results/decode.json]
+                                [--sessions] [--prompts 128,512] [--tokens 512]
+                                [--artifacts FOLDER] [--output benchmarks/results/decode.json]
 
 A step reads one token with a full cache of as many rows as the fill says, and returns the logits and the longer cache:
 the sizes are static. With `--sessions`, the cache may have any number of rows; Korch keeps it in a session, llama.cpp
-in its context, and the others take and return it. Models have random weights (`benchmarks/models/decoder.py`).
+in its context, and the others take and return it. There, a prompt of as many tokens as `--prompts` says is read with an
+empty cache, too; all engines return the logits of its last token. `--tokens` compares greedy tokens with those of
+float64. Models have random weights (`benchmarks/models/decoder.py`).
 llama.cpp runs a GGUF file with the same weights if llama-cpp-python and gguf are installed. Each engine has a process
 of its own. One more process adds up as many bytes of float32 as the weights and the cache have, on the same threads: a
 step can't be faster than its reads.
@@ -29,18 +32,31 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+import korch
 from benchmarks.models.decoder import BITS, DECODERS, DTYPES, FLOATS, build_decoder
 from benchmarks.models.writer import save
 from benchmarks.peers.llama import LLAMA, write_gguf
 from benchmarks.rows import known_rows, options_of, write_rows
+from korch.fission import fission
+from korch.frontend.onnx import load_model
+from korch.numerics import least_tolerance
+from korch.primitive import reference
 from korch.report.compare import Comparison, RunnerSpec, Settings, compare
 from korch.report.peers import get_peer
 from korch.report.peers.artifact import ArtifactPeer
 from korch.report.peers.peer import Array, Arrays, Run
+from korch.runtime.generate import generate
+from korch.runtime.stateful import StatefulExecutable
 
 ENGINES = ("korch", "onnxruntime", "openvino")
 MOST_ROWS = 4352
 """The rows that a session's cache has room for."""
+
+MOST_PROMPT = 512
+"""The most tokens that a session reads together."""
+
+PROMPT = 16
+"""The tokens before those that are compared with float64."""
 
 ROW = 1 << 16
 """The float32 numbers that are added up to one result when bytes are read."""
@@ -67,11 +83,12 @@ READ = ReadPeer()
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a model: its name, the type of its weights, and the rows of its cache."""
+    """One step of a model: its name, the type of its weights, the rows of its cache, and the new ones."""
 
     name: str
     dtype: str
     past: int
+    rows: int = 1
 
     def inputs(self) -> Arrays:
         """Return the inputs of the step, with a random cache."""
@@ -79,9 +96,9 @@ class Step:
         kind = FLOATS.get(self.dtype, FLOATS["float32"])[1]
         shape = (1, at.groups, self.past, at.head)
         found: Arrays = {
-            "input_ids": rng.integers(0, at.vocabulary, (1, 1)),
-            "attention_mask": np.ones((1, self.past + 1), np.int64),
-            "position_ids": np.full((1, 1), self.past),
+            "input_ids": rng.integers(0, at.vocabulary, (1, self.rows)),
+            "attention_mask": np.ones((1, self.past + self.rows), np.int64),
+            "position_ids": np.arange(self.past, self.past + self.rows)[None],
         }
         names = [f"past_key_values.{n}.{k}" for n in range(at.layers) for k in ("key", "value")]
         return found | {name: rng.standard_normal(shape, np.float32).astype(kind) for name in names}
@@ -100,6 +117,8 @@ def main() -> int:
     parser.add_argument("--dtypes", default=",".join(DTYPES))
     parser.add_argument("--fills", default="128,1024,4096")
     parser.add_argument("--sessions", action="store_true", help="compare sessions, which keep the cache")
+    parser.add_argument("--tokens", type=int, default=0, help="compare as many tokens of a session with float64")
+    parser.add_argument("--prompts", default="", help="numbers of tokens that sessions read first, like 128,512")
     args = parser.parse_args()
     rows: dict[str, Any] = known_rows(args.output)
     with tempfile.TemporaryDirectory() as temporary:
@@ -107,13 +126,21 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         for name in args.models.split(","):
             for dtype in args.dtypes.split(","):
-                for past in map(int, args.fills.split(",")):
-                    step = Step(name, dtype, past)
+                steps = [Step(name, dtype, int(past)) for past in args.fills.split(",") if past]
+                if args.sessions:
+                    steps += [Step(name, dtype, 0, int(rows)) for rows in args.prompts.split(",") if rows]
+                for step in steps:
                     run = measure_session if args.sessions else measure
-                    key = f"{name} {dtype} {past}{' session' * args.sessions}"
+                    what = f"prompt of {step.rows}" if step.rows > 1 else str(step.past)
+                    key = f"{name} {dtype} {what}{' session' * args.sessions}"
                     rows[key] = row = run(step, folder, args.budget, args.rounds)
                     write_rows(args.output, rows)
                     print(f"{key}: {_text(row)}", flush=True)
+                if args.sessions and args.tokens:
+                    key = f"{name} {dtype} tokens"
+                    rows[key] = row = compare_tokens(Step(name, dtype, 0), folder, args.budget, args.tokens)
+                    write_rows(args.output, rows)
+                    print(f"{key}: {row}", flush=True)
     return 0
 
 
@@ -146,12 +173,8 @@ def measure(step: Step, folder: Path, budget_s: float, rounds: int) -> dict[str,
 
 def measure_session(step: Step, folder: Path, budget_s: float, rounds: int) -> dict[str, Any]:
     """Return the times of a step of a session, and of other engines whose cache may have any number of rows."""
-    path = folder / f"{step.name}-{step.dtype}.onnx"
-    if not path.exists():
-        save(build_decoder(step.name, step.dtype, batch=1), path)
-    artifact, gguf = path.with_suffix(".korch"), path.with_suffix(".gguf")
-    if not artifact.exists():
-        _optimize(path, artifact, budget_s, f"past=0..{MOST_ROWS - 1}", "seq=1..128")
+    artifact = _session_artifact(step, folder, budget_s)
+    path, gguf = artifact.with_suffix(".onnx"), artifact.with_suffix(".gguf")
     runners = [RunnerSpec("benchmarks.peers.session:SESSION", artifact, "korch"), *list(_runners(path))[1:]]
     if LLAMA.is_available() is None:
         if not gguf.exists():
@@ -160,6 +183,46 @@ def measure_session(step: Step, folder: Path, budget_s: float, rounds: int) -> d
     found = compare(runners, step.inputs(), Settings(threads=2, rounds=rounds, leave_out=True), progress=_say)
     size = step.bytes_read(onnx.load(path))
     return {"bytes": size, **_figures(found, size)}
+
+
+def _session_artifact(step: Step, folder: Path, budget_s: float) -> Path:
+    """Return the artifact of a step's model, which is optimized if the folder has none."""
+    path = folder / f"{step.name}-{step.dtype}.onnx"
+    artifact = path.with_suffix(".korch")
+    if not path.exists():
+        save(build_decoder(step.name, step.dtype, batch=1, is_last=True), path)
+    if not artifact.exists():
+        _optimize(path, artifact, budget_s, f"past=0..{MOST_ROWS - 1}", f"seq=1..{MOST_PROMPT}")
+    return artifact
+
+
+def compare_tokens(step: Step, folder: Path, budget_s: float, count: int) -> dict[str, Any]:
+    """Return how many greedy tokens of a session are those of the model in float64.
+
+    The model reads all tokens at once in float64, so each choice follows the same tokens. A choice is open if the two
+    largest logits in float64 differ by less than twice the error that plans may have.
+    """
+    executable = korch.load(_session_artifact(step, folder, budget_s))
+    if not isinstance(executable, StatefulExecutable):
+        raise TypeError("the model has no states")
+    prompt = Step(step.name, step.dtype, 0, PROMPT).inputs()["input_ids"][0].tolist()
+    found = generate(executable, prompt, count).tokens
+    model = build_decoder(step.name, step.dtype, batch=1)
+    graph = fission(
+        load_model(model, {"seq": (PROMPT + count - 1,), "past": (0,), "past + seq": (PROMPT + count - 1,)})
+    )
+    inputs = Step(step.name, step.dtype, 0, PROMPT + count - 1).inputs()
+    inputs["input_ids"] = np.array([prompt + list(found[:-1])])
+    logits = reference.run(graph, inputs)["logits"][0, PROMPT - 1 :]
+    second, first = np.partition(logits, -2, -1)[:, -2:].T
+    error = least_tolerance(graph) * np.abs(logits).max()
+    is_open, is_equal = first - second < 2 * error, logits.argmax(-1) == np.array(found)
+    return {
+        "tokens": count,
+        "equal": int(is_equal.sum()),
+        "open": int(is_open.sum()),
+        "wrong": int((~is_equal & ~is_open).sum()),
+    }
 
 
 def _runners(path: Path) -> Iterator[RunnerSpec]:
