@@ -64,6 +64,7 @@ X, S, Z = u8(2, 5, 3, 4), scalar(0.03137), scalar(117, np.uint8)
 ADD = [X, S, Z, u8(2, 5, 3, 4), scalar(0.05), scalar(9, np.uint8), scalar(0.06), scalar(100, np.uint8)]
 GEMM = [u8(3, 7), S, Z, weights(4, 7), floats(0.1, 0.2, 0.3, 0.4), np.zeros(4, np.int8)]
 Q_ATTENTION = [u8(2, 5, 12), weights(12, 24), real(24), scalar(0.01), scalar(0.02)]
+TURNS = [real(12, 8), real(12, 8)]
 IMAGE, FILTERS = real(2, 3, 5, 6), real(4, 3, 3, 3)
 BITS = {"K": 37, "N": 6, "block_size": 16}
 
@@ -136,6 +137,11 @@ CASES = [
     ("FusedMatMul", [real(2, 5, 7), real(4, 7)], {1}, F32, {"transB": 1}),
     ("SkipLayerNormalization", [real(2, 5, 8), real(2, 5, 8), real(8), real(8), real(8)], {2, 3, 4}, F32, {}),
     ("SkipLayerNormalization", [real(2, 5, 8), real(2, 5, 8), real(8)], {2}, F32, {"epsilon": 0.1}),
+    ("SkipSimplifiedLayerNormalization", [real(2, 5, 8), real(2, 5, 8), real(8)], {2}, F32, {}),
+    ("SkipSimplifiedLayerNormalization", [real(2, 5, 8), real(2, 5, 8), real(8), real(8)], {2}, F32, {"epsilon": 0.1}),
+    ("RotaryEmbedding", [real(2, 3, 32), np.array([[4, 0, 9], [1, 2, 3]]), *TURNS], {1, 2, 3}, F32, {"num_heads": 2}),
+    ("RotaryEmbedding", [real(2, 3, 32), np.array([4]), *TURNS], {1, 2, 3}, F32, {"num_heads": 2, "interleaved": 1}),
+    ("RotaryEmbedding", [real(2, 4, 3, 16), np.array([4]), *TURNS], {1}, F32, {}),
     ("QAttention", Q_ATTENTION, {1, 2, 3, 4}, F32, {"num_heads": 2}),
     (
         "QAttention",
@@ -244,6 +250,18 @@ def test_what_is_wrong_is_one_clear_error(op, inputs, attributes, error, text):
     model = node_model(op, inputs, known, F32 if "Q" not in op else U8, **attributes)
     with pytest.raises(error, match=text):
         fission_with_report(load_model(model))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_an_operator_that_onnx_runtime_adds_to_the_standard(dtype):
+    inputs = [real(2, 5, 8).astype(dtype), real(8).astype(dtype)]
+    model = onnx.load_from_string(
+        node_model("SimplifiedLayerNormalization", inputs, {1}, helper.np_dtype_to_tensor_dtype(inputs[0].dtype))
+    )
+    model.graph.node[0].domain = ""
+    feeds = {"x0": inputs[0]}
+    (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    np.testing.assert_allclose(computed(model.SerializeToString(), feeds), wanted, rtol=2e-3, atol=1e-3)
 
 
 def test_weights_that_are_no_constants_are_refused():

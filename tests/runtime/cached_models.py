@@ -35,6 +35,7 @@ class Form:
         inputs: further inputs of the operator by position: arrays, or names of inputs of the model.
         has_rotary: whether positions turn queries and keys.
         is_packed: whether queries, keys and values are one input.
+        has_norms: whether inputs are normalized by operators of ONNX Runtime's.
     """
 
     kind: str
@@ -47,6 +48,7 @@ class Form:
     inputs: Mapping[int, Any] = field(default_factory=dict)
     has_rotary: bool = False
     is_packed: bool = False
+    has_norms: bool = False
 
     @property
     def present(self) -> Axis:
@@ -76,11 +78,13 @@ class _Writer(GraphWriter):
         present = (form.batch, form.groups, form.present, SIZE)
         caches = [[self.input(f"past.{n}.{kind}", shape) for kind in ("key", "value")] for n in range(LAYERS)]
         self.counts()
+        if form.has_norms:
+            x = self.op("SimplifiedLayerNormalization", x, self.uniform(WIDTH, 0.6, 1.4, "scale"), epsilon=1e-6)
         for n, pair in enumerate(caches):
             widths = (HEADS * SIZE, form.groups * SIZE, form.groups * SIZE)
             parts = [self.op("MatMul", x, self.normal((WIDTH, w), WIDTH**-0.5, "weight")) for w in widths]
             y, found = self.attention(parts, pair)
-            x = self.op("Add", x, self.op("MatMul", y, self.normal((HEADS * SIZE, WIDTH), 0.2, "weight")))
+            x = self.summed(x, self.op("MatMul", y, self.normal((HEADS * SIZE, WIDTH), 0.2, "weight")))
             for kind, value in zip(("key", "value"), found, strict=True):
                 self.output(value, f"present.{n}.{kind}", present)
         logits = self.op("MatMul", x, self.normal((WIDTH, WORDS), WIDTH**-0.5, "last"))
@@ -88,6 +92,13 @@ class _Writer(GraphWriter):
         graph = onnx.helper.make_graph(self._nodes, "cached", self._inputs, self._outputs, self._initializers)
         opsets = [onnx.helper.make_opsetid("", form.opset), onnx.helper.make_opsetid("com.microsoft", 1)]
         return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10 if form.opset < 24 else 12)
+
+    def summed(self, x: str, y: str) -> str:
+        """Append a sum, which is normalized if inputs are."""
+        if not self.form.has_norms:
+            return self.op("Add", x, y)
+        scale = self.uniform(WIDTH, 0.6, 1.4, "scale")
+        return self.node("SkipSimplifiedLayerNormalization", {0: x, 1: y, 2: scale}, 1, {"epsilon": 1e-6})[0]
 
     def counts(self) -> None:
         """Declare what counts rows."""

@@ -34,7 +34,7 @@ FORMS: dict[str, Form] = {
     "scatter": Form("TensorScatter", past=CAPACITY, batch=2, attributes={**CAUSAL, "mode": "circular"}),
     "grouped": Form(G, 17, has_rotary=True, is_packed=True, attributes={"local_window_size": 6, "softcap": 3.0}),
     "grouped capacity": Form(G, 17, past="capacity", has_rotary=True),
-    "grouped mask": Form(G, 17, batch=2, counts="mask", inputs={11: SINKS}),
+    "grouped mask": Form(G, 17, batch=2, counts="mask", inputs={11: SINKS}, has_norms=True),
     "many heads": Form("MultiHeadAttention", 17, attributes={"unidirectional": 1}),
     "masked heads": Form("DecoderMaskedMultiHeadAttention", 17, past=CAPACITY, rows=1),
 }

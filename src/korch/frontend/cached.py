@@ -269,29 +269,59 @@ def _group_query_run(d: Definition, batch: int, rows: int) -> CacheRows:
 def _rotated(d: Definition, parts: tuple[str, ...], size: int, run: CacheRows) -> tuple[str, ...]:
     """Return heads [batch, heads, rows, size] whose first features are turned by the angles of their positions."""
     tables = d.needed(7, "the cosines"), d.needed(8, "the sines")
-    places, half = d.shape(tables[0])
+    places = d.shape(tables[0])[0]
     if run.known is not None and run.known + run.rows > places:
         what = f"its rotary tables have {places} places, and the rows reach {run.known + run.rows}"
         raise UnsupportedError(what, d.where, f"at most {places} rows", "Give a smaller size (--shape)")
-    offsets = d.constant(np.arange(run.rows)[None])
-    at = d.optional(9) or d.op("Add", _reshape(d, run.begin, -1, 1), offsets)
-    cosine, sine = (d.op("Unsqueeze", d.op("Gather", table, at, axis=0), _ints(d, 1)) for table in tables)
+    at = d.optional(9) or d.op("Add", _reshape(d, run.begin, -1, 1), d.constant(np.arange(run.rows)[None]))
     is_interleaved = bool(d.attributes.get("rotary_interleaved", 0))
-    found = []
-    for x in parts:
-        if is_interleaved:
-            a, b = (_part(d, x, 3, i, 2 * half, 2) for i in (0, 1))
-        else:
-            a, b = _part(d, x, 3, 0, half), _part(d, x, 3, half, 2 * half)
-        turned = [d.op("Sub", d.op("Mul", a, cosine), d.op("Mul", b, sine))]
-        turned.append(d.op("Add", d.op("Mul", b, cosine), d.op("Mul", a, sine)))
-        if is_interleaved:
-            pairs = [d.op("Unsqueeze", y, _ints(d, 4)) for y in turned]
-            turned = [_reshape(d, d.op("Concat", *pairs, axis=4), 0, 0, 0, 2 * half)]
-        if 2 * half < size:
-            turned.append(_part(d, x, 3, 2 * half, size))
-        found.append(d.op("Concat", *turned, axis=3) if len(turned) > 1 else turned[0])
-    return tuple(found)
+    return tuple(_turned(d, x, size, (*tables, at), is_interleaved) for x in parts)
+
+
+def _turned(d: Definition, x: str, size: int, turns: tuple[str, str, str], is_interleaved: bool) -> str:
+    """Return heads [batch, heads, rows, size] of which pairs of the first features are turned.
+
+    `turns`: the cosines and sines [places, half] and the places [batch or 1, rows]. `is_interleaved`: whether the
+    features of a pair are beside each other, not half of the turned ones apart.
+    """
+    half = d.shape(turns[0])[1]
+    cosine, sine = (d.op("Unsqueeze", d.op("Gather", table, turns[2], axis=0), _ints(d, 1)) for table in turns[:2])
+    if is_interleaved:
+        a, b = (_part(d, x, 3, i, 2 * half, 2) for i in (0, 1))
+    else:
+        a, b = _part(d, x, 3, 0, half), _part(d, x, 3, half, 2 * half)
+    found = [d.op("Sub", d.op("Mul", a, cosine), d.op("Mul", b, sine))]
+    found.append(d.op("Add", d.op("Mul", b, cosine), d.op("Mul", a, sine)))
+    if is_interleaved:
+        pairs = [d.op("Unsqueeze", y, _ints(d, 4)) for y in found]
+        found = [_reshape(d, d.op("Concat", *pairs, axis=4), 0, 0, 0, 2 * half)]
+    if 2 * half < size:
+        found.append(_part(d, x, 3, 2 * half, size))
+    return d.op("Concat", *found, axis=3) if len(found) > 1 else found[0]
+
+
+def _rotary(d: Definition) -> None:
+    """Pairs of features that are turned by the angles of their positions."""
+    if d.attributes.get("is_packed_batching", 0):
+        raise UnsupportedError("its sequences are packed (is_packed_batching)", d.where, hint="Export it without")
+    x, at = d.needed(0, "the data"), d.needed(1, "the positions")
+    shape, tables = d.shape(x), (d.needed(2, "the cosines"), d.needed(3, "the sines"))
+    rows = shape[-2]
+    if len(d.shape(at)) < 2:
+        at = d.op("Add", _reshape(d, at, 1, 1), d.constant(np.arange(rows)[None]))
+    if len(shape) == 4:
+        heads, size = x, shape[3]
+    else:
+        count = d.attributes.integer("num_heads", 0) or shape[2] // (2 * d.shape(tables[0])[1])
+        size = shape[2] // count
+        heads = _heads(d, x, count, size)
+    scaled = _turned(d, heads, size, (*tables, at), bool(d.attributes.get("interleaved", 0)))
+    if (scale := d.attributes.number("scale", 1.0)) != 1:
+        scaled = d.op("Mul", scaled, d.constant(np.array(scale, d.dtype(x))))
+    if len(shape) == 4:
+        d.end(scaled)
+    else:
+        _join(d, scaled)
 
 
 @dataclass(frozen=True)
@@ -462,5 +492,6 @@ def define_attention(
 CACHED: Mapping[str, Callable[[Definition], None]] = {
     "DecoderMaskedMultiHeadAttention": _many_heads(_Inputs(10, 3, 4, 5, 7, 9)),
     "GroupQueryAttention": _group_query,
+    "RotaryEmbedding": _rotary,
     "MultiHeadAttention": _many_heads(_Inputs(3, 4, 5, 6, 8, 9)),
 }

@@ -24,6 +24,9 @@ from korch.primitive.types import DType, ValueType
 
 DOMAIN = "com.microsoft"
 
+UNDECLARED = ("SimplifiedLayerNormalization",)
+"""The operators that ONNX Runtime declares in the domain of the standard, which does not have them."""
+
 OLDEST_OPSET = 13
 """The first opset whose DequantizeLinear has an axis."""
 
@@ -238,7 +241,8 @@ def define_contributed(
         ModelError: an input is missing, or has another size than the attributes say.
         UnsupportedError: it uses a feature of the operator that has no definition here.
     """
-    define = DEFINITIONS.get(node.op_type) if node.domain == DOMAIN and DOMAIN in opsets else None
+    is_own = (node.domain == DOMAIN and DOMAIN in opsets) or (node.op_type in UNDECLARED and not node.domain)
+    define = DEFINITIONS.get(node.op_type) if is_own else None
     if define is None:
         return None
     where = f"{model}: {node_label(node)}"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import onnx
 
 from korch.errors import UnsupportedError
 from korch.frontend.definition import Definition
@@ -88,19 +89,49 @@ def _quick_gelu(d: Definition) -> None:
     d.end(d.op("Mul", x, d.op("Sigmoid", d.op("Mul", x, _like(d, d.attributes.number("alpha", 1.702))))))
 
 
+def _skipped(d: Definition, scale: int, bias: int) -> tuple[str, str]:
+    """Return the sum of two inputs, and of a bias if there is one, and the scale of a normalization of the sum."""
+    outputs = [*d.node.output, "", "", ""]
+    if any(outputs[1:3]):
+        raise UnsupportedError("its outputs of means are read", d.where, hint="Export the model without them")
+    x = d.op("Add", d.needed(0, "the data"), d.needed(1, "what is skipped"))
+    x = d.op("Add", x, d.optional(bias)) if d.optional(bias) else x
+    if outputs[3]:
+        d.op("Identity", x, output=outputs[3])
+    return x, d.needed(scale, "the scale")
+
+
 def _skip_normalization(d: Definition) -> None:
     """The layer normalization of a sum, and the sum."""
     if d.opset < 17:
         raise UnsupportedError(f"the model uses opset {d.opset}", d.where, "at least 17")
-    x = d.op("Add", d.needed(0, "the data"), d.needed(1, "what is skipped"))
-    x = d.op("Add", x, d.optional(4)) if d.optional(4) else x
-    names = [x, d.needed(2, "the scale"), *filter(None, [d.optional(3)])]
+    names = [*_skipped(d, 2, 4), *filter(None, [d.optional(3)])]
     d.end(d.op("LayerNormalization", *names, axis=-1, epsilon=d.attributes.number("epsilon", 1e-12)))
-    outputs = [*d.node.output, "", "", ""]
-    if any(outputs[1:3]):
-        raise UnsupportedError("its outputs of means are read", d.where, hint="Export the model without them")
-    if outputs[3]:
-        d.op("Identity", x, output=outputs[3])
+
+
+def _skip_root(d: Definition) -> None:
+    """The normalization of a sum by its root mean square, and the sum."""
+    _root(d, *_skipped(d, 2, 3), d.attributes.number("epsilon", 1e-12))
+
+
+def _normalization(d: Definition) -> None:
+    rank = len(d.shape(d.needed(0, "the data")))
+    if d.attributes.integer("axis", -1) % rank != rank - 1 or any(d.node.output[1:2]):
+        what = "it normalizes several axes, or its output of roots is read"
+        raise UnsupportedError(what, d.where, "the last axis, and one output")
+    _root(d, d.node.input[0], d.needed(1, "the scale"), d.attributes.number("epsilon", 1e-5))
+
+
+def _root(d: Definition, x: str, scale: str, epsilon: float) -> None:
+    """Make `x` divided by the root of its mean square along the last axis, times a scale, the node's output."""
+    dtype, size = d.dtype(d.node.input[0]), d.shape(scale)[-1]
+    wide = x if dtype == np.float32 else d.op("Cast", x, to=onnx.TensorProto.FLOAT)
+    total = d.op("ReduceSum", d.op("Mul", wide, wide), d.constant(np.array([-1])), keepdims=1)
+    mean = d.op("Add", d.op("Mul", total, d.number(1 / size)), d.number(epsilon))
+    y = d.op("Div", wide, d.op("Sqrt", mean))
+    if dtype != np.float32:
+        y = d.op("Cast", y, to=onnx.helper.np_dtype_to_tensor_dtype(dtype))
+    d.end(d.op("Mul", y, scale))
 
 
 FUSED: Mapping[str, Callable[[Definition], None]] = {
@@ -111,5 +142,7 @@ FUSED: Mapping[str, Callable[[Definition], None]] = {
     "FusedMatMul": _product,
     "Gelu": _gelu,
     "QuickGelu": _quick_gelu,
+    "SimplifiedLayerNormalization": _normalization,
     "SkipLayerNormalization": _skip_normalization,
+    "SkipSimplifiedLayerNormalization": _skip_root,
 }
