@@ -20,12 +20,14 @@ class Judge:
             "counts", by a name of its own for each row of the table, and messages as "texts".
         verdicts: what each verdict means.
         limit_s: the longest time for an item.
+        life: the number of items after which a process is replaced.
     """
 
     items: Callable[[], list[str]]
     run: Callable[[str], dict[str, Any]]
     verdicts: dict[str, str]
     limit_s: float
+    life: int = 100
 
 
 def table(rows: Sequence[dict[str, Any]], verdicts: Sequence[str]) -> str:

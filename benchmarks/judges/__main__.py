@@ -1,6 +1,6 @@
 """Runs the items of a judge, each in a process that may crash or hang, and adds a line of JSON for each.
 
-    python -m benchmarks.judges opinfo|pipelines [--results FILE] [--seconds S] [--jobs N] [--only NAME ...] [--table]
+    python -m benchmarks.judges JUDGE [--results FILE] [--seconds S] [--jobs N] [--only NAME ...] [--table]
 
 An item that has a line in the results is not run again. The exit code is 1 if a result is wrong or something crashed.
 """
@@ -17,11 +17,9 @@ from importlib import import_module
 from pathlib import Path
 
 from benchmarks.judges import Judge, table
-from tests.support.workers import answer_lines, run_in_workers
+from tests.support.workers import HUNG, answer_lines, run_in_workers
 
-JUDGES = ("opinfo", "pipelines")
-LIFE = 100
-"""The number of items after which a process is replaced."""
+JUDGES = ("opinfo", "pipelines", "generate")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,8 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     random.Random(0).shuffle(items)
     command = [sys.executable, "-m", "benchmarks.judges", args.judge, "--work"]
     with path.open("a") as out:
-        for item, answer, failure in run_in_workers(items, command, args.jobs, judge.limit_s, LIFE):
-            rows.append(answer or {"item": item, "counts": {"": {"crash": 1}}, "texts": [f"crash: {failure}"]})
+        for item, answer, failure in run_in_workers(items, command, args.jobs, judge.limit_s, judge.life):
+            kind = "timeout" if failure == HUNG and "timeout" in judge.verdicts else "crash"
+            rows.append(answer or {"item": item, "counts": {"": {kind: 1}}, "texts": [f"{kind}: {failure}"]})
             out.write(json.dumps(rows[-1]) + "\n")
             out.flush()
             print(item, *rows[-1]["texts"], sep="\n  ", flush=True)

@@ -8,8 +8,11 @@ plans of their own. The first plan is chosen by estimates; the search goes on in
 between two calls. Parameters and buffers are constants of a plan: each call checks that they are
 still the same tensors with the same contents.
 
+What a graph writes to its inputs is computed as further results, and written after a run. A result that is a view of
+an input is made from the input.
+
 A graph runs in PyTorch if Korch can't run it, or can't reproduce its effects: gradients, random
-numbers, writes to inputs, and results that share memory. A `KorchFallbackWarning` then says so, once.
+numbers, and results that share memory. A `KorchFallbackWarning` then says so, once.
 
 PyTorch cuts programs at nn.RNN, nn.LSTM and nn.GRU and runs them itself, without a word. So loading this module sets
 `torch._dynamo.config.allow_rnn`, which PyTorch offers to no backend alone.
@@ -31,9 +34,21 @@ from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import TensorifyState
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-from korch.errors import KorchError, OptionError
-from korch.frontend.torch import export_call
-from korch.frontend.torch.graph import BoundGraph, FreeGraph, free_graph, inputs_of, like, shapes_of
+from korch.errors import KorchError, ModelError, OptionError, UnsupportedError
+from korch.frontend.torch import Exported, export_call
+from korch.frontend.torch.alias import Aliases, aliases_of
+from korch.frontend.torch.effects import shares_memory, written_inputs
+from korch.frontend.torch.graph import (
+    BoundGraph,
+    FreeGraph,
+    as_input,
+    free_graph,
+    inputs_of,
+    like,
+    numbers_of,
+    shapes_of,
+    with_tensors,
+)
 from korch.options import Options, unknown_option
 from korch.pipeline.background import Make, has_background
 from korch.pytorch.least import announce_call
@@ -58,6 +73,9 @@ DEFAULT_MAX_SHAPES = 8
 
 DEFAULT_MAX_SIZE = 512
 """The largest size assumed for a symbolic dimension without an upper bound."""
+
+LESS, LEAST_SIZE = 4, 32
+"""The factor by which the largest size is reduced that the graph doesn't take, and the least that is tried."""
 
 SAID: set[str] = set()
 """The warnings so far: PyTorch compiles a graph repeatedly, and each warning is issued once."""
@@ -102,7 +120,7 @@ def korch(
         )
     _fix_floats(graph)
     compiled = CompiledGraph(graph, record, limits)
-    if reason := _why_not(graph, example_inputs):
+    if reason := _why_not(example_inputs) or compiled.aliases.reason:
         compiled.give_up(reason)
     return compiled
 
@@ -129,6 +147,7 @@ class _Plan:
     executable: ModuleExecutable
     weights: tuple[tuple[int, Any, int, int], ...]  # position, tensor, address, version
     free: FreeGraph | None = None
+    given: tuple[int, ...] = ()  # the positions of numbers that are inputs
 
     def is_fresh(self, args: Sequence[Any]) -> bool:
         """Return whether the weights of a call are the plan's weights, unchanged."""
@@ -139,9 +158,8 @@ class _Plan:
 
     def run(self, args: Sequence[Any], is_static: Sequence[bool]) -> Any:
         """Return the result of a call."""
-        if self.free is not None:
-            return self.free.result(self.executable(*(args[i] for i in self.free.tensors)), args)
-        return self.executable(*(arg for arg, static in zip(args, is_static, strict=True) if not static))
+        places = [i for i, static in enumerate(is_static) if not static] if self.free is None else self.free.tensors
+        return self.executable(*(as_input(args[i]) if i in self.given else args[i] for i in places))
 
 
 class CompiledGraph:
@@ -149,6 +167,7 @@ class CompiledGraph:
 
     Attributes:
         reason: why the whole graph runs in PyTorch; "" if it does not.
+        aliases: the results that share memory.
     """
 
     def __init__(self, graph: Any, options: Options, limits: Limits) -> None:
@@ -156,7 +175,10 @@ class CompiledGraph:
         self.reason = ""
         self._graph, self._options, self._limits = graph, options, limits
         self._is_served = limits.background and has_background(options)
+        self.aliases: Aliases = aliases_of(graph)
         self._static = [STATIC in (node.meta.get("tensor_dict") or {}) for node in inputs_of(graph)]
+        self._written: frozenset[int] | None = None  # the inputs that it writes to; None before its first call
+        self._given = numbers_of(graph)  # the inputs that are numbers and are passed as tensors
         self._plans: dict[Any, _Plan | None] = {}
         self._ranges: list[_Plan] = []
         self._seen: list[list[Any]] = []  # the shapes of the calls for which ranges were searched
@@ -171,13 +193,16 @@ class CompiledGraph:
         plan = self._plan(args)
         if plan is None:
             return self._graph(*args)
+        if self._written and shares_memory(args, self._written):
+            self._say("an input that it writes to shares memory with another input")
+            return self._graph(*args)
         if not plan.is_fresh(args):
             self._say(
                 "a parameter or buffer was changed or replaced after it was compiled; "
                 "torch.compiler.reset() compiles anew"
             )
             return self._graph(*args)
-        return plan.run(args, self._static)
+        return self.aliases.joined(plan.run(args, self._static), args)
 
     @property
     def plans(self) -> list[ModuleExecutable]:
@@ -191,30 +216,37 @@ class CompiledGraph:
 
     def _plan(self, args: Sequence[Any]) -> _Plan | None:
         """Return the plan for a call; None if the call runs in PyTorch."""
-        key = tuple(map(_key, args))
-        if (plan := self._ranged(args)) is not None or key in self._plans:
+        if (plan := self._ranged(args)) is not None or (key := self._key(args)) in self._plans:
             return plan or self._plans[key]
         with self._lock:
-            if (plan := self._ranged(args)) is None and key not in self._plans:
-                self._search(key, args)
-        return self._ranged(args) or self._plans[key]
+            if (plan := self._ranged(args)) is None and self._key(args) not in self._plans:
+                self._search(args)
+        return self._ranged(args) or self._plans[self._key(args)]
+
+    def _key(self, args: Sequence[Any]) -> Any:
+        """Return what a plan for one set of shapes depends on."""
+        return tuple(None if i in self._given else _key(arg) for i, arg in enumerate(args))
 
     def _ranged(self, args: Sequence[Any]) -> _Plan | None:
         """Return the plan for ranges that include the sizes of a call; None if there is none."""
         return next((plan for plan in self._ranges if plan.free is not None and plan.free.takes(args)), None)
 
-    def _search(self, key: Any, args: Sequence[Any]) -> None:
+    def _search(self, args: Sequence[Any]) -> None:
         """Search a plan for a call: for ranges of sizes if possible, else for its shapes."""
+        if self._written is None:
+            self._written = written_inputs(self._graph, args)
+            self._static = [static and i not in self._written for i, static in enumerate(self._static)]
         begun_s, budget_s = time.monotonic(), self._options.budget_s
         deadline = Deadline.after(budget_s, begun_s)
         with shown(None, budget_s) as progress:
             plan = None
-            if self._has_range and all(plan.free is not None and plan.free.splits(args) for plan in self._ranges):
+            if self._has_range and all(plan.free is not None and plan.free.is_left(args) for plan in self._ranges):
                 plan = self._for_ranges(args, progress, deadline)
             if plan is not None:
                 self._ranges.append(plan)
             else:
-                self._plans[key] = self._for_shapes(args, progress, deadline)
+                plan = self._for_shapes(args, progress, deadline)
+                self._plans[self._key(args)] = plan
         self._spent_s += time.monotonic() - begun_s
 
     def _made(self, make: Make[ModuleExecutable], progress: Progress, deadline: Deadline) -> ModuleExecutable:
@@ -226,25 +258,41 @@ class CompiledGraph:
     def _weights(self, args: Sequence[Any]) -> dict[int, Any]:
         return {i: arg for i, (arg, static) in enumerate(zip(args, self._static, strict=True)) if static}
 
+    def _bound(self) -> Any:
+        """Return the graph that is optimized."""
+        return with_tensors(self.aliases.graph) if self._given else self.aliases.graph
+
     def _for_ranges(self, args: Sequence[Any], progress: Progress, deadline: Deadline) -> _Plan | None:
         """Return a plan for all sizes of the symbolic dimensions; None if there are none or no such plan exists."""
-        weights = self._weights(args)
-        try:
-            free = free_graph(self._graph, args, weights, self._limits.size, self._seen)
-            self._seen.append(shapes_of(args))
-            self._has_range = free is not None
-            if free is None:
-                return None
-            module = free.module
-            if not self._is_served:
-                announce_call(module.module, module.args, module.kwargs, module.dimensions, self._options, deadline)
-            return _Plan(self._made(partial(build_ranged, module), progress, deadline), _noted(weights), free)
-        except OptionError:
-            raise
-        except KorchError as error:
-            self._has_range = False
-            self._warn(f"gets a plan for each shape: {_reason(error)}", KorchShapesWarning)
-            return None
+        weights, most = self._weights(args), self._limits.size
+        while True:
+            try:
+                free = free_graph(self._bound(), args, weights, most, self._seen, self._given)
+                if free is None:
+                    self._has_range = False
+                    return None
+                module = free.module
+                if not self._is_served:
+                    announce_call(module.module, module.args, module.kwargs, module.dimensions, self._options, deadline)
+                _refuse_states(module.exported)
+                made = self._made(partial(build_ranged, module), progress, deadline)
+                self._seen.append(shapes_of(args))
+                return _Plan(made, _noted(weights), free, self._given)
+            except OptionError:
+                raise
+            except ModelError as error:  # such as a table of positions that ends before the largest size
+                most //= LESS
+                if most < LEAST_SIZE:
+                    reason = _reason(error)
+                    break
+            except KorchError as error:
+                if not self._given:
+                    reason = _reason(error)
+                    break
+                self._given = ()  # a number may be the size of a tensor in the graph
+        self._has_range = False
+        self._warn(f"gets a plan for each shape: {reason}", KorchShapesWarning)
+        return None
 
     def _for_shapes(self, args: Sequence[Any], progress: Progress, deadline: Deadline) -> _Plan | None:
         """Return a plan for inputs with these shapes; None if they run in PyTorch."""
@@ -262,19 +310,25 @@ class CompiledGraph:
             )
             return None
         weights = self._weights(args)
-        try:
-            with torch.inference_mode(False), torch.no_grad():
-                example = [like(a) for a, s in zip(args, self._static, strict=True) if not s]
-                bound = BoundGraph(self._graph, weights, {}, {})
-                if not self._is_served:
-                    announce_call(bound, example, {}, (), self._options, deadline)
-                exported = export_call(bound, example, {}, "graph")
-            return _Plan(self._made(partial(build_module, exported), progress, deadline), _noted(weights))
-        except OptionError:
-            raise
-        except KorchError as error:
-            self._say(_reason(error))
-            return None
+        while True:
+            try:
+                dynamic = [(i, arg) for i, arg in enumerate(args) if not self._static[i]]
+                with torch.inference_mode(False), torch.no_grad():
+                    example = [like(as_input(arg) if i in self._given else arg) for i, arg in dynamic]
+                    bound = BoundGraph(self._bound(), weights, {}, {})
+                    if not self._is_served:
+                        announce_call(bound, example, {}, (), self._options, deadline)
+                    exported = export_call(bound, example, {}, "graph")
+                _refuse_states(exported)
+                made = self._made(partial(build_module, exported), progress, deadline)
+                return _Plan(made, _noted(weights), given=self._given)
+            except OptionError:
+                raise
+            except KorchError as error:
+                if not self._given:
+                    self._say(_reason(error))
+                    return None
+                self._given = ()  # a number may be the size of a tensor in the graph
 
     def _say(self, reason: str) -> None:
         self._warn(f"runs in PyTorch, not in Korch: {reason}", KorchFallbackWarning)
@@ -282,6 +336,12 @@ class CompiledGraph:
     def _warn(self, what: str, kind: type[UserWarning]) -> None:
         count = sum(node.op.startswith("call") for node in self._graph.graph.nodes)
         _warn_once(what, lambda text: warnings.warn(f"a graph with {count} operations {text}", kind, stacklevel=5))
+
+
+def _refuse_states(exported: Exported) -> None:
+    """Refuse a graph that writes to a weight in a way that the operation does not tell (`written_inputs`)."""
+    if exported.effects.states:
+        raise UnsupportedError(f"it writes to {next(iter(exported.effects.states))!r}", where="graph")
 
 
 def _warn_once(text: str, warn: Callable[[str], None]) -> None:
@@ -337,48 +397,14 @@ def _positive(name: str, value: Any, what: str) -> int:
     return value
 
 
-def _why_not(graph: Any, example_inputs: Sequence[Any]) -> str:
+def _why_not(example_inputs: Sequence[Any]) -> str:
     """Return why a graph must run in PyTorch; "" if no reason is known."""
     tensors = [arg for arg in example_inputs if isinstance(arg, torch.Tensor)]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return "it needs gradients; call it under torch.no_grad() or torch.inference_mode()"
     if torch.is_autocast_enabled("cpu"):
         return "torch.autocast is on"
-    given = {_storage(node) for node in inputs_of(graph)} - {None}
-    seen: list[tuple[Any, int, int]] = []
-    (output,) = (node for node in graph.graph.nodes if node.op == "output")
-    for node in output.all_input_nodes:
-        storage = _storage(node)
-        if storage is None:
-            continue
-        if storage in given:
-            return "a result shares memory with an input"
-        tensor = node.meta["example_value"]
-        span = (storage, *_span(tensor))
-        if any(span[0] == s and span[1] < stop and start < span[2] for s, start, stop in seen):
-            return "two results share memory"
-        seen.append(span)
     return ""
-
-
-def _storage(node: Any) -> Any:
-    """Return what identifies the memory of a node's tensor; None if the node is not a tensor."""
-    value = node.meta.get("example_value")
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
-
-
-def _span(tensor: Any) -> tuple[int, int]:
-    """Return the offsets in its storage of a tensor's first element, and of one past its last element."""
-    start, sizes = _size(tensor.storage_offset()), list(map(_size, tensor.shape))
-    if 0 in sizes:
-        return start, start
-    reach = ((n - 1) * _size(s) for n, s in zip(sizes, tensor.stride(), strict=True))
-    return start, start + sum(reach) + 1
-
-
-def _size(size: Any) -> int:
-    """Return a size; for a symbolic size, its value in the example, without adding a guard."""
-    return int(size.node.hint if isinstance(size, torch.SymInt) else size)
 
 
 def _key(arg: Any) -> Any:

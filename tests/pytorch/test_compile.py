@@ -152,15 +152,14 @@ def test_a_symbolic_dimension_gets_one_executable_for_its_range(made: list[Any],
 
 
 def test_a_dimension_without_an_upper_end_gets_one(made: list[Any], quick: dict[str, Any]) -> None:
-    """Larger calls get plans of their own."""
+    """Larger calls get a larger one."""
     module = nn.Linear(7, 5).eval()
     compiled = torch.compile(module, backend="korch", options={**quick, "max_size": 16})
     for n in (3, 4, 9, 16, 17, 16):  # the first one is static
         same(compiled, module, torch.randn(n, 7))
     _, graph = made
-    ranged, one = graph.plans
-    assert isinstance(ranged.flat, RangedExecutable) and not isinstance(one.flat, RangedExecutable)
-    assert [d.range_text for d in ranged.flat.ranges.dimensions] == ["2..16"]
+    assert all(isinstance(plan.flat, RangedExecutable) for plan in graph.plans)
+    assert [d.range_text for plan in graph.plans for d in plan.flat.ranges.dimensions] == ["2..16", "2..32"]
 
 
 @pytest.mark.parametrize(
@@ -271,18 +270,51 @@ def test_changed_weights_are_seen(quick: dict[str, Any]) -> None:
         torch.testing.assert_close(compiled(x), module(x))
 
 
-def view(x: Any) -> Any:
-    return (x + 1).sum(), x.view(-1)
+def effects(x: Any, table: Any, place: int) -> Any:
+    """Write to inputs, and return a view of one, and a number."""
+    y = x * 2
+    table.index_copy_(1, torch.arange(2) + place, y)
+    x[0].mul_(torch.arange(2)[:, None] + max(place - 3, 0))
+    return (x + 1).sum(), table[:, 1:], place + x.shape[0]
+
+
+@pytest.mark.parametrize("first", [0, 5])
+def test_what_a_graph_writes_is_written(first: int, made: list[Any], quick: dict[str, Any]) -> None:
+    compiled = torch.compile(effects, backend="korch", options=quick)
+    mine, tables = torch.randn(4, 2, 2).permute(1, 2, 0), (torch.zeros(2, 10, 4)[:, 1:], torch.zeros(2, 9, 4))
+    theirs = mine.clone()
+    for place in range(first, first + 3):
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("error", KorchFallbackWarning)
+            found, right = compiled(mine, tables[0], place), effects(theirs, tables[1], place)
+        torch.testing.assert_close(found, right)
+        torch.testing.assert_close(mine, theirs)
+        torch.testing.assert_close(*tables)
+        assert found[1].data_ptr() == tables[0][:, 1:].data_ptr()
+    assert [len(graph.plans) for graph in made] == [1, 1]  # the place is a constant first, and then a tensor
+
+
+def twice(x: Any, y: Any) -> Any:
+    x.add_(1)
+    return x * y
+
+
+def test_inputs_that_share_memory_are_written_in_pytorch(made: list[Any], quick: dict[str, Any]) -> None:
+    compiled = torch.compile(twice, backend="korch", options=quick)
+    for shift, is_shared in ((4, False), (2, True)):
+        mine, theirs = torch.arange(8.0), torch.arange(8.0)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", KorchFallbackWarning)
+            torch.testing.assert_close(
+                compiled(mine[:4], mine[shift : shift + 4]), twice(theirs[:4], theirs[shift : shift + 4])
+            )
+        torch.testing.assert_close(mine, theirs)
+        assert [("shares memory with another input" in str(w.message)) for w in said] == [True] * is_shared
 
 
 def halves(x: Any) -> Any:
     y = x * 2
     return y, y[1:]
-
-
-def write(x: Any) -> Any:
-    x.mul_(2)
-    return x + 1
 
 
 def random(x: Any) -> Any:
@@ -296,9 +328,7 @@ def eigenvalues(x: Any) -> Any:
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (view, "a result shares memory with an input"),
         (halves, "two results share memory"),
-        (write, "it writes to"),
         (random, "draws random numbers"),
         (eigenvalues, "PyTorch has no translation of the operator"),
     ],
@@ -328,6 +358,7 @@ def test_gradients_flow_through_pytorch(quick: dict[str, Any]) -> None:
 
 
 def test_batch_statistics_are_updated_in_pytorch(quick: dict[str, Any]) -> None:
+    """The operation does not say that it writes to them."""
     module, x = nn.BatchNorm1d(4).train(), torch.randn(6, 4)
     compiled = torch.compile(module, backend="korch", options=quick)
     with torch.no_grad(), pytest.warns(KorchFallbackWarning, match="it writes to"):

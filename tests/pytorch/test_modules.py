@@ -159,7 +159,20 @@ class Writing(nn.Module):
 
     def forward(self, x: Any) -> Any:
         self.count.add_(x)
-        return self.count + 1
+        return self.count * 2, self.count
+
+
+def test_buffers_that_are_written_are_states(quick: dict[str, Any]) -> None:
+    module, right, x = Writing().eval(), Writing().eval(), torch.ones(3)
+    executable = korch.optimize(module, x, **quick)
+    assert module.count.tolist() == [0, 0, 0] and list(executable.states) == ["count"]
+    assert [t.name for t in executable.get_inputs()] == ["x", "count"]
+    for _ in range(2):
+        results = [executable(x * n) for n in range(3)]
+        torch.testing.assert_close(results, [tuple(map(torch.clone, right(x * n))) for n in range(3)])
+        torch.testing.assert_close(executable.states["count"], right.count)
+        executable.reset()
+        right.count.zero_()
 
 
 class Noisy(nn.Module):
@@ -178,7 +191,6 @@ class Silent(nn.Module):
         (nn.Linear(3, 3), ModelError, "module Linear: it is in training mode; expected"),
         (Outer(), UnsupportedError, "module Outer: inner: PyTorch has no translation of the"),
         (Branching(), UnsupportedError, "module Branching: what it does depends on the values"),
-        (Writing(), UnsupportedError, "module Writing: it writes to 'count', which outlives"),
         (Noisy(), UnsupportedError, "module Noisy: the operator aten.randn_like.default draws"),
         (Silent(), ModelError, "module Silent: it returns no tensor"),
         (nn.Linear(3, 3, device="meta"), UnsupportedError, "module Linear: a tensor of it is on"),
@@ -188,7 +200,7 @@ class Silent(nn.Module):
 def test_what_can_not_be_exported_is_named(module: Any, kind: type, text: str) -> None:
     module.train("training mode" in text)
     with pytest.raises(kind, match=re.escape(text)):
-        korch.optimize(module, torch.ones(3, 3)[0] if isinstance(module, Writing) else torch.ones(3, 3))
+        korch.optimize(module, torch.ones(3, 3))
 
 
 def test_a_part_in_training_mode_is_named() -> None:

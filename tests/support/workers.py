@@ -12,6 +12,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+HUNG = "it hung"
+"""Why an item has no answer that took longer than its limit."""
+
 
 def run_in_workers(
     items: Sequence[str], command: Sequence[str], jobs: int, limit_s: float, life: int = sys.maxsize
@@ -45,7 +48,7 @@ def run_in_workers(
                     else:
                         code = worker.process.poll() if is_late else worker.process.wait()
                         worker.end()
-                        yield worker.item, None, "it hung" if is_late else f"the process ended with code {code}"
+                        yield worker.item, None, HUNG if is_late else f"the process ended with code {code}"
                     if waiting:
                         selector.register(worker.give(waiting.pop()), selectors.EVENT_READ, worker)
     finally:

@@ -84,14 +84,15 @@ def announce_call(
 def work_of_call(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PlanWork | None:
     """Return the work for a plan of a module; None if its call fails.
 
-    A module is run, since it may keep tensors of a call. Of a graph only shapes are computed, because it may write to
-    its inputs and weights.
+    A module is run, since it may keep tensors of a call; what it writes to its buffers is undone. Of a graph only
+    shapes are computed, because it may write to its inputs and weights.
 
     `args`: positional arguments of an example call.
     """
     operations, fake = _Operations(), FakeTensorMode(allow_non_fake_inputs=True)
     is_graph = isinstance(module, BoundGraph | torch.fx.GraphModule)
     is_fused = torch.backends.mha.get_fastpath_enabled()
+    buffers = [] if is_graph else [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
         torch.backends.mha.set_fastpath_enabled(False)  # it is one operation, of unknown work
         with torch.inference_mode(False), torch.no_grad():
@@ -103,6 +104,10 @@ def work_of_call(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         return None
     finally:
         torch.backends.mha.set_fastpath_enabled(is_fused)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                if not torch.equal(buffer, before):
+                    buffer.copy_(before)
     return PlanWork(
         sum(operations.kernels.values()),
         operations.primitives,

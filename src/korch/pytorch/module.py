@@ -7,9 +7,11 @@ like the module's. If all tensors of a call are NumPy arrays, the results are Nu
 from __future__ import annotations
 
 import os
+import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -19,6 +21,7 @@ import torch
 from korch.cuda.runtime.executable import CudaExecutable
 from korch.errors import UnprovidedError, UnsupportedError
 from korch.frontend.torch import Exported, Trees, export_call
+from korch.frontend.torch.effects import NO_EFFECTS, Effects
 from korch.frontend.torch.export import example_call
 from korch.frontend.torch.free import FreeModule
 from korch.host.executable import HostedExecutable
@@ -52,18 +55,33 @@ class ModuleExecutable:
             `RangedExecutable` for an ExportedProgram with dynamic dimensions.
         trees: how the arguments and the result of a call are nested.
         background: the search for a better plan, which will replace `flat` between two calls; None without one.
+        states: by name, the buffers that the module writes to, such as a cache; each call reads and changes them.
     """
 
-    def __init__(self, flat: Executable | HostedExecutable | RangedExecutable, trees: Trees) -> None:
+    def __init__(
+        self, flat: Executable | HostedExecutable | RangedExecutable, trees: Trees, effects: Effects = NO_EFFECTS
+    ) -> None:
         """Wrap an executable.
 
         Args:
-            flat: the executable that takes the tensors of a call and returns the distinct tensors of a result.
+            flat: the executable that takes the tensors of a call and the states, and returns the distinct tensors of a
+                result and the new contents of tensors.
             trees: how the arguments and the result of a call are nested.
+            effects: what the module writes to.
         """
         self.flat = cast(Executable, flat)  # the other classes have the same members except plan, sources and time
         self.trees = trees
         self.background: BackgroundSearch | None = None
+        self._effects = effects
+        self.states = {name: state.detach().clone() for name, state in effects.states.items()}
+        self._first = {name: state.clone() for name, state in self.states.items()}
+        self._turn = threading.Lock() if self.states else nullcontext()
+
+    def reset(self) -> None:
+        """Give the states the contents that they had when the module was optimized."""
+        with self._turn:
+            for name, state in self._first.items():
+                self.states[name].copy_(state)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module.
@@ -81,11 +99,15 @@ class ModuleExecutable:
             ProviderError: a kernel failed.
         """
         tensors, flat = self.trees.arguments.flatten(args, kwargs), self.flat
-        if isinstance(flat, CudaExecutable):  # it takes and returns tensors directly
-            return self.trees.results.nest(list(flat(*tensors)))
-        results = run_tensors(flat, tensors)
-        if tensors and all(isinstance(t, np.ndarray) for t in tensors):
-            return self.trees.results.nest(results)
+        with self._turn:
+            given = [*tensors, *self.states.values()]
+            # an executable for CUDA takes and returns tensors directly
+            found = flat(*given) if isinstance(flat, CudaExecutable) else run_tensors(flat, given)
+            results, contents = self._effects.split(found)
+            for i, content in zip(self._effects.written, contents, strict=True):
+                _write(given[i], content)
+        if isinstance(flat, CudaExecutable) or (tensors and all(isinstance(t, np.ndarray) for t in tensors)):
+            return self.trees.results.nest(list(results))
         if not isinstance(flat, Executable):
             results = tuple(map(np.array, results))  # a result may be a constant of the executable
         return self.trees.results.nest(list(map(as_tensor, results)))
@@ -214,7 +236,7 @@ def build_ranged(
             check_module(free.at(sizes), options, flat)
     finally:
         torch.set_num_threads(threads)
-    return ModuleExecutable(flat, free.exported.trees)
+    return ModuleExecutable(flat, free.exported.trees, free.exported.effects)
 
 
 def build_module(
@@ -240,7 +262,7 @@ def build_module(
         torch.set_num_threads(threads)
     if not options.is_cuda:
         check_module(exported, options, flat)
-    return ModuleExecutable(flat, exported.trees)
+    return ModuleExecutable(flat, exported.trees, exported.effects)
 
 
 def run_tensors(flat: Any, tensors: Sequence[Any]) -> tuple[Array, ...]:
@@ -252,6 +274,15 @@ def run_tensors(flat: Any, tensors: Sequence[Any]) -> tuple[Array, ...]:
     names = [tensor.name for tensor in flat.get_inputs()]
     results: tuple[Array, ...] = flat(*(as_array(t, n) for t, n in zip(tensors, names, strict=True)))
     return results
+
+
+def _write(target: Any, content: Any) -> None:
+    """Write to a tensor or an array of a call."""
+    if isinstance(target, torch.Tensor):
+        with torch.no_grad():
+            target.copy_(content if isinstance(content, torch.Tensor) else as_tensor(content))
+    else:
+        target[...] = content
 
 
 def _example(example: Any) -> tuple[tuple[Any, ...] | None, dict[str, Any]]:

@@ -21,7 +21,23 @@ aten = torch.ops.aten
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return functions of tensors by the operator that they compute, for `ExportedProgram.run_decompositions`."""
-    return _WRONG | WINDOWS | MISSING | SPECIAL
+    return _WRONG | WINDOWS | MISSING | SPECIAL | _of_transformers()
+
+
+def _of_transformers() -> dict[Any, Callable[..., Any]]:
+    """Return functions by the operators of the library transformers, if it is loaded."""
+    found = getattr(torch.ops.transformers, "grouped_mm_fallback", None)
+    return {} if found is None else {found.default: _grouped_product}
+
+
+def _grouped_product(input: Any, weight: Any, offs: Any = None, bias: Any = None, dtype: Any = None) -> Any:
+    """Rows up to each end are multiplied by a weight of their own; rows after the last end give 0."""
+    if offs is None or bias is not None or input.dim() != 2 or weight.dim() != 3:
+        return NotImplemented
+    number = (offs <= torch.arange(input.shape[0]).unsqueeze(1)).sum(1)
+    own = weight.index_select(0, number.clamp(max=weight.shape[0] - 1))
+    found = torch.where((number < weight.shape[0]).unsqueeze(1), (input.unsqueeze(1) @ own).squeeze(1), 0.0)
+    return found.to(input.dtype if dtype is None else dtype)
 
 
 def _attention(
@@ -276,6 +292,7 @@ _WRONG: dict[Any, Callable[..., Any]] = {
     aten.arange.start: _places,
     aten.arange.start_step: _places,
     aten.group_norm.default: _group_norm,
+    aten._grouped_mm.default: _grouped_product,
     aten.squeeze.dim: _squeeze,
     aten.squeeze.dims: _squeeze_axes,
     **dict.fromkeys([aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar, aten.linspace.Scalar_Tensor], _line),

@@ -2,8 +2,8 @@
 
 The module is wrapped so that it takes and returns only tensors, traced by `torch.export`, and
 translated by PyTorch's ONNX exporter. Its weights are passed on without a copy. A module whose trace
-would not compute the same is refused: in training mode, with random numbers, or with writes to
-state that outlives the call.
+would not compute the same is refused: in training mode, or with random numbers. New contents of inputs and
+buffers that it writes to are further results (`korch.frontend.torch.effects`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from korch.errors import ModelError, UnsupportedError
 from korch.frontend.onnx import HeldModel
 from korch.frontend.torch.convert import to_held_model
 from korch.frontend.torch.decompose import decompositions
+from korch.frontend.torch.effects import NO_EFFECTS, Effects, expose_writes
 from korch.frontend.torch.experts import experts_as_batches
 from korch.frontend.torch.samples import ModuleInputs, samples
 from korch.frontend.torch.ties import FirstOfEqual
@@ -42,13 +43,16 @@ NO_AXES: Mapping[tuple[int, int], Any] = {}
 class Exported:
     """A module as ONNX."""
 
-    model: HeldModel  # the model, with one input per tensor of a call and one output per distinct tensor of its result
+    # the model, with an input for each tensor of a call and each state, and an output for each distinct tensor of its
+    # result and for each new content of a tensor
+    model: HeldModel
     trees: Trees  # the forms of its arguments and of its results
     program: Any  # the ExportedProgram that it was translated from
-    tensors: Sequence[Any]  # the tensors of the example call
-    run: Callable[[Sequence[Any]], list[Any]]  # calls the module; returns the distinct tensors of its result
+    tensors: Sequence[Any]  # the tensors of the example call, and the states
+    run: Callable[[Sequence[Any]], list[Any]]  # calls the module; returns what the model returns
     # the shapes of the model's inputs by name, if the model leaves sizes open
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    effects: Effects = NO_EFFECTS  # what the module writes to
 
     def samples(self, limit_s: float) -> Iterator[ModuleInputs]:
         """Yield inputs with the results of the module itself; no further inputs are made after `limit_s` seconds."""
@@ -117,20 +121,35 @@ def export_call(
         program = _traced(flat, tensors, name, free)
         _refuse_random(program, name)
         _refuse_complex(program, name)
-        if not results or not results[-1].names:
+        effects = expose_writes(program, flat, len(tensors), name)
+        if not results or not (results[-1].names or effects.written):
             raise ModelError("it returns no tensor", where=f"module {name}")
-        held = to_held_model(program, name, arguments.names(module), results[-1].names)
+        inputs = [*arguments.names(module), *effects.states]
+        outputs = [*results[-1].names, *(f"new.{inputs[i]}" for i in effects.written)]
+        held = to_held_model(program, name, inputs, outputs)
     trees = Trees(arguments, results[-1])
-    return Exported(held, trees, program, tensors, partial(_run, module, trees))
+    given = [*tensors, *(state.detach().clone() for state in effects.states.values())]
+    return Exported(held, trees, program, given, partial(_run, module, trees, effects), effects=effects)
 
 
-def _run(module: Any, trees: Trees, tensors: Sequence[Any]) -> list[Any]:
-    """Call a module; return the distinct tensors of its result."""
-    args, kwargs = trees.arguments.nest([tensor.detach().clone() for tensor in tensors])
+def _run(module: Any, trees: Trees, effects: Effects, tensors: Sequence[Any]) -> list[Any]:
+    """Call a module with these states; return the distinct tensors of its result and what it has written."""
+    states = list(effects.states.values())
+    given = [tensor.detach().clone() for tensor in tensors]
+    before, count = [state.clone() for state in states], len(given) - len(states)
+    args, kwargs = trees.arguments.nest(given[:count])
     with torch.no_grad(), warnings.catch_warnings(), FirstOfEqual():
         warnings.simplefilter("ignore")
-        leaves = pytree.tree_leaves(module(*args, **kwargs))
-    return [leaves[trees.results.tensors.index(k)] for k in range(len(trees.results.names))]
+        try:
+            for state, tensor in zip(states, given[count:], strict=True):
+                state.copy_(tensor)
+            leaves = pytree.tree_leaves(module(*args, **kwargs))
+            found = [leaves[trees.results.tensors.index(k)] for k in range(len(trees.results.names))]
+            found += [[*given[:count], *states][i] for i in effects.written]
+            return [tensor.clone() for tensor in found] if states else found
+        finally:
+            for state, tensor in zip(states, before, strict=True):
+                state.copy_(tensor)
 
 
 def example_call(
@@ -208,20 +227,6 @@ def _refuse_random(program: Any, name: str) -> None:
             where=f"module {name}{path}",
             expected="a module that returns the same for the same inputs",
             hint="Pass random tensors as inputs",
-        )
-    signature = program.graph_signature
-    changed = [
-        *signature.buffers_to_mutate.values(),
-        *getattr(signature, "parameters_to_mutate", {}).values(),
-        *signature.user_inputs_to_mutate.values(),
-    ]
-    if changed:
-        what = str(changed[0]).removeprefix("module.")
-        raise UnsupportedError(
-            f"it writes to {what!r}, which outlives the call",
-            where=f"module {name}",
-            expected="a module that only returns values",
-            hint="Return the new value instead",
         )
 
 

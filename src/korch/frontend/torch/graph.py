@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ class BoundGraph(torch.nn.Module):  # type: ignore[misc]
                 self.register_buffer(self._of[i], weight)
 
     def forward(self, *dynamic: Any) -> Any:
-        """Run the graph with the inputs that are not bound."""
+        """Run the graph with the inputs that are not bound; numbers among them are tensors."""
         bound = {i: getattr(self, name) for i, name in self._of.items()} | dict(self._numbers)
         bound |= {i: dynamic[k].shape[axis] for i, (k, axis) in self._sizes.items()}
         rest = iter(dynamic)
@@ -53,6 +54,42 @@ class BoundGraph(torch.nn.Module):  # type: ignore[misc]
 def inputs_of(graph: Any) -> list[Any]:
     """Return the placeholder nodes of a graph."""
     return [node for node in graph.graph.nodes if node.op == "placeholder"]
+
+
+def numbers_of(graph: Any) -> tuple[int, ...]:
+    """Return the positions of the inputs that are integers and no sizes of other inputs, such as a position."""
+    nodes = inputs_of(graph)
+    values = [node.meta.get("example_value") for node in nodes]
+    sizes = {size.node.expr for x in values if isinstance(x, torch.Tensor) for size in x.shape if _is_symbolic(size)}
+    return tuple(i for i, value in enumerate(values) if _is_symbolic(value) and value.node.expr not in sizes)
+
+
+def with_tensors(graph: Any) -> Any:
+    """Return a graph whose inputs that are integers may be tensors of rank 0."""
+    nodes = torch.fx.Graph()
+    output = nodes.graph_copy(graph.graph, {})
+    nodes.output(output)
+    for node in nodes.nodes:
+        if node.op == "call_function" and node.target in _OF_TENSORS:
+            node.target = _OF_TENSORS[node.target]
+    return torch.fx.GraphModule(graph, nodes)
+
+
+def _largest_of(*values: Any) -> Any:
+    return reduce(torch.maximum, map(torch.as_tensor, values))
+
+
+def _least_of(*values: Any) -> Any:
+    return reduce(torch.minimum, map(torch.as_tensor, values))
+
+
+_OF_TENSORS = {torch.sym_max: _largest_of, max: _largest_of, torch.sym_min: _least_of, min: _least_of}
+"""Functions of integers, and what computes the same of tensors."""
+
+
+def as_input(arg: Any) -> Any:
+    """Return an input of a graph as a tensor."""
+    return arg if isinstance(arg, torch.Tensor) else torch.tensor(arg)
 
 
 def like(arg: Any) -> Any:
@@ -71,26 +108,30 @@ class FreeGraph:
     axes: tuple[tuple[int, int, int], ...]  # (position of an input, axis, number of a dimension) of each symbolic axis
     tensors: tuple[int, ...]  # the positions of the inputs that the module takes
     numbers: Mapping[int, Any]  # the inputs that are constants of the module and no weights, by position
-    # for a place in the result, the position of the input that is a size and returned there
-    returned: Mapping[int, int]
 
     def takes(self, args: Sequence[Any]) -> bool:
         """Return whether the sizes of a call are within the ranges of the dimensions, and its numbers are the same."""
         dimensions = self.module.dimensions
         is_within = all(dimensions[d].low <= args[i].shape[axis] <= dimensions[d].high for i, axis, d in self.axes)
-        return is_within and not self.splits(args) and all(args[i] == number for i, number in self.numbers.items())
+        return is_within and not self._splits(args) and all(args[i] == number for i, number in self.numbers.items())
 
-    def splits(self, args: Sequence[Any]) -> bool:
-        """Return whether axes of one dimension have different sizes in a call."""
+    def is_left(self, args: Sequence[Any]) -> bool:
+        """Return whether a size of a call is above its range, or axes of one dimension have different sizes."""
+        return self._splits(args) or any(
+            self.module.dimensions[d].high < args[i].shape[axis] for i, axis, d in self.axes
+        )
+
+    def _splits(self, args: Sequence[Any]) -> bool:
         return len({(d, args[i].shape[axis]) for i, axis, d in self.axes}) > len(self.module.dimensions)
-
-    def result(self, found: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the result of a call: what the module has returned, with sizes taken from the arguments."""
-        return tuple(args[self.returned[k]] if k in self.returned else value for k, value in enumerate(found))
 
 
 def free_graph(
-    graph: Any, args: Sequence[Any], weights: Mapping[int, Any], most: int, earlier: Sequence[Sequence[Any]] = ()
+    graph: Any,
+    args: Sequence[Any],
+    weights: Mapping[int, Any],
+    most: int,
+    earlier: Sequence[Sequence[Any]] = (),
+    given: Sequence[int] = (),
 ) -> FreeGraph | None:
     """Return a graph for all sizes of its symbolic dimensions; None if it has none.
 
@@ -99,6 +140,7 @@ def free_graph(
 
     `weights`: the constants among the arguments, by position. `most`: the largest size of a dimension without an upper
     bound, unless the call has a larger one; if there are several such dimensions, the largest product of their sizes.
+    `given`: the positions of numbers that are passed as tensors; the others are constants.
 
     Raises:
         UnsupportedError: the sizes can't be derived from the tensors.
@@ -121,19 +163,20 @@ def free_graph(
     order = list(places)
     axes = tuple((i, axis, order.index(key)) for key, own in places.items() for i, axis in own)
     symbols = {i: _symbol(node.meta.get("example_value"), f"input {node.name!r}") for i, node in enumerate(nodes)}
-    tensors = tuple(i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor) and i not in weights)
+    tensors = tuple(
+        i for i, arg in enumerate(args) if i in given or (isinstance(arg, torch.Tensor) and i not in weights)
+    )
     firsts = {symbol: places[key][0] for symbol, key in numbers.items()}
     sizes = {i: (tensors.index(firsts[s][0]), firsts[s][1]) for i, s in symbols.items() if s in firsts}
-    others = {i: arg for i, arg in enumerate(args) if not isinstance(arg, torch.Tensor) and i not in sizes}
-    returned = _returned(graph, nodes)
+    others = {i: arg for i, arg in enumerate(args) if not isinstance(arg, torch.Tensor) and i not in {*sizes, *given}}
     bound = BoundGraph(graph, weights, others, sizes)
     with torch.inference_mode(False), torch.no_grad():
         module = FreeModule.at_largest(
             _dimensions(nodes, args, list(places.values()), most),
             {(tensors.index(i), axis): number for i, axis, number in axes},
-            (bound, [like(args[i]) for i in tensors], {}, "graph"),
+            (bound, [like(as_input(args[i])) for i in tensors], {}, "graph"),
         )
-    return FreeGraph(module, axes, tensors, others, returned)
+    return FreeGraph(module, axes, tensors, others)
 
 
 def shapes_of(args: Sequence[Any]) -> list[Any]:
@@ -146,9 +189,13 @@ def _bounds(size: Any) -> Any:
     return size.node.shape_env.var_to_range[size.node.expr]
 
 
+def _is_symbolic(size: Any) -> bool:
+    return isinstance(size, torch.SymInt) and not size.node.expr.is_number
+
+
 def _symbol(size: Any, where: str) -> Any:
     """Return the symbol of a size; None if it is constant."""
-    if not isinstance(size, torch.SymInt) or size.node.expr.is_number:
+    if not _is_symbolic(size):
         return None
     if not size.node.expr.is_Symbol:
         raise UnsupportedError(f"its size is {size.node.expr}, which follows from another one", where)
@@ -179,20 +226,3 @@ def default_high(args: Sequence[Any], own: Sequence[tuple[int, int]], most: int)
     elements = max(1, sum(int(args[i].numel()) for i in {i for i, _ in own}) // now)
     fitting = min(most, max(1, MOST_ELEMENTS // elements))
     return max(1 << (fitting.bit_length() - 1), 1 << (now - 1).bit_length())
-
-
-def _returned(graph: Any, nodes: Sequence[Any]) -> dict[int, int]:
-    """Return the positions of inputs that are numbers and are returned, by place in the result.
-
-    Raises:
-        UnsupportedError: a number is computed from sizes and returned.
-    """
-    (output,) = (node for node in graph.graph.nodes if node.op == "output")
-    found = {}
-    for k, node in enumerate(output.args[0]):
-        if not isinstance(node, torch.fx.Node) or not isinstance(node.meta.get("example_value"), torch.SymInt):
-            continue
-        if node not in nodes:
-            raise UnsupportedError("it returns a number that is computed from sizes", "graph")
-        found[k] = nodes.index(node)
-    return found
