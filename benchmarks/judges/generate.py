@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 import transformers
+from transformers.integrations.executorch import TorchExportableModuleForDecoderOnlyLM
 
+import korch
 from benchmarks.judges import Judge
 from korch import torch_backend
 
@@ -104,6 +106,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 CACHES = ("dynamic", "static")
 
+EXPORTED = ("llama", "qwen3", "gemma3", "phi", "mistral", "qwen3_moe")
+"""The models that are exported by `torch.export`, with a static cache as buffers, and optimized by `korch.optimize`."""
+
 
 def build(name: str) -> Any:
     """Return a model with random weights, the same each time.
@@ -180,10 +185,40 @@ class Counted:
                 plan.wait(max(0.0, until_s - time.monotonic()))
 
 
+def _exported(model: Any) -> tuple[str, str]:
+    """Return the verdict on an exported model, which takes one token after another, and a message."""
+    model.generation_config.cache_implementation = "static"
+    module = TorchExportableModuleForDecoderOnlyLM(model, 1, sum(PROMPTS) + TOKENS)
+    token = torch.tensor([[PROMPTS[0]]])
+    program = module.export(input_ids=token, cache_position=torch.tensor([0]))
+    begun_s = time.perf_counter()
+    executable, right = korch.optimize(program, budget=BUDGET_S, threads=1, progress=False), program.module()
+    optimized_s = time.perf_counter() - begun_s
+    times: tuple[list[float], list[float]] = ([], [])
+    for place in range(TOKENS):
+        found = []
+        for call, own in zip((executable, right), times, strict=True):
+            begun_s = time.perf_counter()
+            with torch.no_grad():
+                found.append(call(input_ids=token, cache_position=torch.tensor([place])))
+            own.append(time.perf_counter() - begun_s)
+        if not torch.allclose(*found, rtol=1e-3, atol=1e-3):
+            return "wrong", f"the logits differ at place {place} by {(found[0] - found[1]).abs().max():.2e}"
+        token = found[1].argmax(-1)
+    step_ms, eager_ms = (1e3 * statistics.median(own) for own in times)
+    return "right", f"optimized_s={optimized_s:.1f} step_ms={step_ms:.3f} eager_step_ms={eager_ms:.3f}"
+
+
 def _run(item: str) -> dict[str, Any]:
     name, _, cache = item.partition(":")
     torch.set_num_threads(1)
     model = build(name)
+    if cache == "exported":
+        try:
+            verdict, text = _exported(model)
+        except Exception as error:  # noqa: BLE001 - a crash, which is what is looked for
+            verdict, text = "crash", f"{type(error).__name__}: {error}"[:600]
+        return {"item": item, "counts": {cache: {verdict: 1}}, "texts": [f"{verdict}: {text}"]}
     try:
         right = [generated(model, n, cache) for n in (*PROMPTS, PROMPTS[0])]
     except Exception as error:  # noqa: BLE001 - foreign code, whose errors have no base
@@ -216,7 +251,7 @@ def _run(item: str) -> dict[str, Any]:
 
 
 def _items() -> list[str]:
-    return [f"{name}:{cache}" for name in MODELS for cache in CACHES]
+    return [f"{name}:{cache}" for name in MODELS for cache in CACHES] + [f"{name}:exported" for name in EXPORTED]
 
 
 JUDGE = Judge(_items, _run, VERDICTS, limit_s=240, life=1)
