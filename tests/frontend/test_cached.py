@@ -36,7 +36,7 @@ def node_model(
     """Return a model of one node; the inputs at the positions `known` are constants."""
     names = [f"x{i}" if i in inputs else "" for i in range(max(inputs) + 1)]
     outputs = ["y", "key", "value"] if any(4 <= i <= 7 and a.ndim == 4 for i, a in inputs.items()) else ["y"]
-    outputs = ["y", "key", "value"] if op == "GroupQueryAttention" else outputs
+    outputs = ["y", "key", "value"] if op == G else outputs
     node = helper.make_node(op, names, outputs, domain="" if op == "Attention" else "com.microsoft", **attributes)
     given = [
         helper.make_tensor_value_info(f"x{i}", helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
@@ -44,7 +44,8 @@ def node_model(
         if i not in known
     ]
     stored = [onnx.numpy_helper.from_array(inputs[i], f"x{i}") for i in known]
-    results = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in outputs]
+    element = helper.np_dtype_to_tensor_dtype(inputs[0].dtype)
+    results = [helper.make_tensor_value_info(name, element, None) for name in outputs]
     opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
     graph = helper.make_graph([node], "g", given, results, stored)
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
@@ -85,7 +86,7 @@ def packed(inputs: Mapping[int, Array]) -> dict[int, Array]:
     return {0: np.concatenate([inputs[i] for i in range(3)], -1), **{i: a for i, a in inputs.items() if i > 2}}
 
 
-ROTARY = {"do_rotary": 1}
+G, ROTARY = "GroupQueryAttention", {"do_rotary": 1}
 GROUPED: dict[str, tuple[dict[int, Array], dict[str, Any]]] = {
     "step": (grouped(5, 1), {}),
     "steps": (grouped(5, 3), {"scale": 0.3}),
@@ -119,9 +120,9 @@ def test_grouped_queries_are_those_of_onnx_runtime(name, counts) -> None:
     known = {"known": (5, 6), "total": (6,), "inputs": ()}[counts]
     attributes = {"num_heads": HEADS, "kv_num_heads": GROUPS, **more}
     feeds = {f"x{i}": a for i, a in inputs.items() if i not in known}
-    found = computed(node_model("GroupQueryAttention", inputs, known, attributes, 17), feeds)
+    found = computed(node_model(G, inputs, known, attributes, 17), feeds)
     attributes.pop("past_present_share_buffer", None)
-    wanted = runtime(node_model("GroupQueryAttention", inputs, known, attributes, 17), feeds)
+    wanted = runtime(node_model(G, inputs, known, attributes, 17), feeds)
     rows = inputs[0].shape[1]
     for b, last in enumerate(inputs[5]):
         valid = min(rows, last + 1)
@@ -176,6 +177,16 @@ MANY: dict[str, tuple[str, dict[int, Array], dict[str, Any]]] = {
     "capacity bias of scores": (M, {**masked(5), 4: real(1, HEADS, 1, 6)}, SHARED),
     "capacity full": (M, masked(11), SHARED),
 }
+
+
+@pytest.mark.parametrize("name", ["rotary", "sinks", "bias", "cap"])
+def test_halves_are_those_of_onnx_runtime(name) -> None:
+    inputs, more = GROUPED[name]
+    inputs = {i: a.astype(np.float16) if a.dtype == np.float32 else a for i, a in inputs.items()}
+    model = node_model(G, inputs, (), {"num_heads": HEADS, "kv_num_heads": GROUPS, **more}, 17)
+    feeds = {f"x{i}": a for i, a in inputs.items()}
+    for one, other in zip(computed(model, feeds), runtime(model, feeds), strict=True):
+        np.testing.assert_allclose(one.astype(np.float32), other.astype(np.float32), rtol=2e-2, atol=4e-3)
 
 
 @pytest.mark.parametrize("is_known", [False, True])
@@ -239,7 +250,6 @@ def test_attention_is_that_of_the_standard(name, is_known) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-G = "GroupQueryAttention"
 BAD = [
     (G, {**grouped(5, 3), 12: real(1)}, {}, UnsupportedError, "a scale of quantized keys, is given"),
     (G, turned(grouped(39, 3)), ROTARY, UnsupportedError, "its rotary tables have 40 places, and the rows reach 42"),

@@ -105,12 +105,11 @@ def _attend(
     dtype = d.dtype(d.node.input[0])
     if heads > groups:
         k, v = (_repeated(d, x, groups, heads // groups, run) for x in (k, v))
-    scale = d.attributes.number("scale", 0.0) or 1 / math.sqrt(size)
+    scale = (d.attributes.number("scale", 0.0) or 1 / math.sqrt(size)) / (how.cap or 1.0)
     scores = d.op("MatMul", q, d.op("Transpose", k, perm=[0, 1, 3, 2]))
     scores = _wide(d, d.op("Mul", scores, d.constant(np.array(scale, dtype))))
     if how.cap:
-        bent = d.op("Tanh", d.op("Mul", scores, d.number(1 / how.cap)))
-        scores = d.op("Mul", bent, d.number(how.cap))
+        scores = d.op("Mul", d.op("Tanh", scores), d.number(how.cap))
     added = [_wide(d, how.bias)] if how.bias else []
     added += [d.op("Where", mask, d.number(0.0), d.number(how.lowest)) for mask in how.masks]
     while len(added) > 1:
@@ -124,12 +123,13 @@ def _attend(
     shares = d.op("Softmax", scores, axis=-1)
     if how.sink:
         shares = _part(d, shares, 3, 1, 1 + run.present)
-    if how.is_guarded and added:
-        best = d.op("ReduceMax", added[0], _ints(d, -1))
-        shares = d.op("Where", d.op("Equal", best, d.number(-math.inf)), d.number(0.0), shares)
     if dtype != np.float32:
         shares = d.op("Cast", shares, to=onnx.helper.np_dtype_to_tensor_dtype(dtype))
-    return d.op("MatMul", shares, v)
+    mixed = d.op("MatMul", shares, v)
+    if how.is_guarded and added:
+        best = d.op("ReduceMax", added[0], _ints(d, -1))
+        mixed = d.op("Where", d.op("Equal", best, d.number(-math.inf)), d.constant(np.zeros((), dtype)), mixed)
+    return mixed
 
 
 def _join(d: Definition, heads: str) -> None:
