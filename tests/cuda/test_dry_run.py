@@ -25,7 +25,10 @@ SPILL_BYTES = 512
 MODELS = PAPER if os.environ.get("KORCH_LONG") else ("candy", "segformer")
 """The three others have kernels of the same kinds, but pools and concatenations (`test_compile.py`)."""
 
-SMALLER = {"segformer": {"depth": 1, "widths": (32, 64), "heads": (1, 2)}}
+SMALLER = {
+    "segformer": {"depth": 1, "widths": (32, 64), "heads": (1, 2)},
+    "tiny_segformer": {"widths": (8, 16), "heads": (1, 2)},
+}
 """The second block of each scale has the kernels of the first, and the other scales those of these, in other sizes."""
 
 
@@ -59,7 +62,7 @@ def test_every_kernel_of_a_model_compiles(name, cache_folder):
 def test_precisions_and_architectures(name, target, precision, cache_folder):
     limits = SearchLimits(max_primitives=8)
     options = Options(target=target, precision=precision, cache_folder=cache_folder, search=limits)
-    found = plan_model(build(name).SerializeToString(), options)
+    found = plan_model(build(name, **SMALLER.get(name, {})).SerializeToString(), options)
     assert not found.failures, found.to_text()
 
 
