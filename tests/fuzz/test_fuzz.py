@@ -100,17 +100,17 @@ def test_random_graphs_agree_with_onnx_runtime(tmp_path: Path, cache_folder: Pat
     (tmp_path / "cache").symlink_to(cache_folder)
     outcomes = [
         *run_random("graphs", 1, range(8), tmp_path),
-        *run_random("graphs", 1, range(8, 128), tmp_path, every=0),
+        *run_random("graphs", 1, range(8, 64), tmp_path, every=0),
     ]
     assert [o for o in outcomes if o.outcome == "finding"] == []
-    assert [o.case for o in outcomes] == list(range(128))
-    assert sum(o.outcome == "right" and not o.message for o in outcomes) > 110
+    assert [o.case for o in outcomes] == list(range(64))
+    assert sum(o.outcome == "right" and not o.message for o in outcomes) > 55
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("form", "cases"),
-    [("graphs", range(40)), pytest.param("modules", range(4), marks=pytest.mark.long), ("ranges", range(15, 19))],
+    [("graphs", range(40)), pytest.param("modules", range(2), marks=pytest.mark.long), ("ranges", range(15, 19))],
 )
 def test_random_models_are_right_when_they_are_interpreted(form: str, cases: range, tmp_path: Path) -> None:
     for name in ("onnxruntime", "torch")[: 1 + (form != "graphs")]:

@@ -155,13 +155,13 @@ def test_a_model_is_right_before_and_after_its_plan_is_swapped(tmp_path: Path, c
     np.testing.assert_allclose(korch.load(tmp_path / "gemm.korch")(x)[0], wanted, atol=1e-4)
 
 
-def test_a_search_ends_with_the_interpreter(tmp_path: Path, cache_folder: Path) -> None:
+def test_a_search_ends_with_the_interpreter(tmp_path: Path, calibrated: Callable[[Path], Path]) -> None:
     script = (
         "import sys, korch\n"
         "if __name__ == '__main__':\n"
         "    exe = korch.optimize(sys.argv[1], background=True, threads=1, cache_folder=sys.argv[2], progress=False)\n"
         "    print(exe.background.wait(0))\n"
     )
-    command = [sys.executable, "-c", script, gemm(tmp_path / "gemm.onnx"), tmp_path / "cache"]
+    command = [sys.executable, "-c", script, gemm(tmp_path / "gemm.onnx"), calibrated(tmp_path / "cache")]
     found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert found.stdout == "False\n" and "Error" not in found.stderr and "failed" not in found.stderr
