@@ -98,10 +98,7 @@ def test_a_late_case_is_a_finding(monkeypatch, tmp_path: Path) -> None:
 def test_random_graphs_agree_with_onnx_runtime(tmp_path: Path, cache_folder: Path) -> None:
     pytest.importorskip("onnxruntime")
     (tmp_path / "cache").symlink_to(cache_folder)
-    outcomes = [
-        *run_random("graphs", 1, range(8), tmp_path),
-        *run_random("graphs", 1, range(8, 64), tmp_path, every=0),
-    ]
+    outcomes = [*run_random("graphs", 1, range(8), tmp_path), *run_random("graphs", 1, range(8, 64), tmp_path, every=0)]
     assert [o for o in outcomes if o.outcome == "finding"] == []
     assert [o.case for o in outcomes] == list(range(64))
     assert sum(o.outcome == "right" and not o.message for o in outcomes) > 55
