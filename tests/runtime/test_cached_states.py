@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 
 import korch
-from korch.errors import InputError, UnsupportedError
+from korch.errors import InputError, OptionError, UnsupportedError
 from korch.fission import fission
 from korch.frontend.onnx import read_model
 from korch.pipeline.stateful import _Model, state_sizes
@@ -172,6 +172,14 @@ def scattered(change: str) -> onnx.ModelProto:
         first = onnx.helper.make_node("Add", ["write_indices", "write_indices"], ["twice"])
         model.graph.node.insert(0, first)
         scatter.input[2] = "twice"
+    elif change == "alias":
+        model.graph.node.insert(2, onnx.helper.make_node("Identity", [scatter.output[0]], ["alias"]))
+        order = [*model.graph.node]
+        order.insert(order.index(attention), order.pop(2))
+        del model.graph.node[:]
+        model.graph.node.extend(order)
+        attention = next(node for node in model.graph.node if node.op_type == "Attention")
+        attention.input[2], attention.input[6] = "alias", ""
     elif change == "other":
         model.graph.node.append(onnx.helper.make_node("ReduceMax", [attention.input[1]], ["best"], keepdims=0))
         model.graph.output.append(onnx.helper.make_tensor_value_info("best", 1, ()))
@@ -193,3 +201,10 @@ def scattered(change: str) -> onnx.ModelProto:
 def test_caches_that_are_no_states_are_refused(change, message) -> None:
     with pytest.raises(UnsupportedError, match=message):
         korch.optimize(scattered(change), shapes={"past": range(8), "rows": range(1, 4)}, **QUICK)
+
+
+def test_a_session_has_no_more_rows_than_the_cache() -> None:
+    sizes = state_sizes(read_model(FORMS["scatter"].build()), {})
+    assert (sizes.past, sizes.assumed) == (range(CAPACITY), ("past", "rows"))
+    with pytest.raises(OptionError, match=r"the model's cache has 40 rows; expected at most past=0\.\.39"):
+        state_sizes(read_model(FORMS["scatter"].build()), {"past": (range(41),)})

@@ -105,6 +105,7 @@ class AppendingModel:
         needs: the numbers that must be those of the rows.
         counters: the inputs that count rows.
         refused: why a cache that is written at a place is none of these.
+        capacity: the most rows of its caches; None if they have no limit.
     """
 
     model: LoadedModel
@@ -112,6 +113,7 @@ class AppendingModel:
     needs: tuple[Need, ...] = ()
     counters: tuple[Counter, ...] = ()
     refused: tuple[UnsupportedError, ...] = ()
+    capacity: int | None = None
 
     @cached_property
     def choices(self) -> list[dict[str, str]]:
@@ -176,9 +178,12 @@ def appending(model: LoadedModel) -> AppendingModel:
     needs = list(dict.fromkeys(needs))
     if not needs:
         return AppendingModel(model, tuple(kept), refused=tuple(refused))
+    dims = {item.name: item.type.tensor_type.shape.dim for item in model.declared}
+    sizes = [dims[cache.input][cache.axis].dim_value for cache in kept if cache.is_fixed]
     declared, returned = _uncapped(model, kept, readers)
-    capped = replace(model, declared=declared, declared_outputs=returned, nodes=list(nodes.values()))
-    return _with_counters(capped, tuple(kept), needs, tuple(refused))
+    found = replace(model, declared=declared, declared_outputs=returned, nodes=list(nodes.values()))
+    limit = min(filter(None, sizes), default=None)
+    return replace(_with_counters(found, tuple(kept), needs), refused=tuple(refused), capacity=limit)
 
 
 def _caches(model: LoadedModel) -> Iterator[Cache]:
@@ -200,8 +205,8 @@ def _caches(model: LoadedModel) -> Iterator[Cache]:
                 continue
             dims = [declared[name][axis], *results[returned[output]][axis : axis + 1]]
             same = len({(dim.dim_param, dim.dim_value) for dim in dims}) == 1 and len(dims) == 2
-            is_shared = node.op_type == GROUP and same and (dims[0].dim_param or dims[0].dim_value)
-            is_fixed = node.op_type == "TensorScatter" or bool(given.get(SHARES, 0)) or bool(is_shared)
+            is_shared = node.op_type == GROUP and (dims[0].dim_value > 0 or (same and bool(dims[0].dim_param)))
+            is_fixed = node.op_type == "TensorScatter" or bool(given.get(SHARES, 0)) or is_shared
             yield Cache(name, axis, node, output, is_fixed)
 
 
@@ -230,11 +235,21 @@ def _refusal(
         return error(others[0], "it reads all rows")
     if cache.node.op_type == "TensorScatter" and not any(cache.node.input[2:3]):
         return error(cache.node, "it writes the first rows")
-    for node in readers.get(cache.output, ()):
-        is_masked = cache.node.op_type == "TensorScatter" and node.op_type == "Attention" and any(node.input[VALID:])
-        if node.op_type != "Identity" and not is_masked:
+    rank = next(len(item.type.tensor_type.shape.dim) for item in model.declared if item.name == cache.input)
+    for node in _reads(cache.output, readers):
+        is_masked = node.op_type == "Attention" and any(node.input[VALID:]) and cache.axis == rank - 2
+        if cache.node.op_type != "TensorScatter" or not is_masked:
             return error(node, "it reads all rows")
     return None
+
+
+def _reads(value: str, readers: Mapping[str, Sequence[onnx.NodeProto]]) -> Iterator[onnx.NodeProto]:
+    """Yield the nodes that read a value, perhaps under other names."""
+    for node in readers.get(value, ()):
+        if node.op_type == "Identity":
+            yield from _reads(node.output[0], readers)
+        else:
+            yield node
 
 
 def _needs(cache: Cache, readers: Mapping[str, Sequence[onnx.NodeProto]]) -> Iterator[Need]:
@@ -243,8 +258,8 @@ def _needs(cache: Cache, readers: Mapping[str, Sequence[onnx.NodeProto]]) -> Ite
         for place, count in READS.get((node.domain, node.op_type), {}).items():
             if any(node.input[place : place + 1]):
                 yield Need(node.input[place], count, node_label(node))
-    for reader in readers.get(cache.output, ()):
-        if node.op_type == "TensorScatter" and reader.op_type == "Attention":
+    if node.op_type == "TensorScatter":
+        for reader in _reads(cache.output, readers):
             yield Need(reader.input[VALID], TOTAL, node_label(reader))
 
 
@@ -259,8 +274,8 @@ def _uncapped(
     masks = {
         reader.input[MASK]
         for cache in fixed.values()
-        for reader in readers.get(cache.output, ())
-        if reader.op_type == "Attention" and any(reader.input[MASK : MASK + 1])
+        for reader in _reads(cache.output, readers)
+        if any(reader.input[MASK : MASK + 1])
     }
     for item in declared:
         if item.name in fixed:
@@ -279,9 +294,7 @@ def _uncapped(
     return declared, returned
 
 
-def _with_counters(
-    model: LoadedModel, caches: tuple[Cache, ...], needs: Sequence[Need], refused: tuple[UnsupportedError, ...]
-) -> AppendingModel:
+def _with_counters(model: LoadedModel, caches: tuple[Cache, ...], needs: Sequence[Need]) -> AppendingModel:
     """Return a model in which counts are computed from copies of the inputs that have them."""
     producers = {name: node for node in model.nodes for name in node.output if name}
     inputs = {item.name: item for item in model.declared if _is_integer(item)}
@@ -319,7 +332,7 @@ def _with_counters(
     declared = [item for item in model.declared if item.name in used or item.name not in read]
     new = replace(model, declared=declared, nodes=ordered, sized=frozenset(map(_copied, read)))
     needs = [replace(need, value=renamed[need.value]) for need in needs]
-    return AppendingModel(new, caches, tuple(needs), counters, refused)
+    return AppendingModel(new, caches, tuple(needs), counters)
 
 
 def _reading(node: onnx.NodeProto, renamed: Mapping[str, str], needs: Sequence[Need]) -> onnx.NodeProto:

@@ -131,9 +131,9 @@ def state_sizes(model: LoadedModel, given: Binding) -> StateSizes | None:
     free = dict.fromkeys(name for dims in declared.values() for name in dims if name and name not in {*past, *fixed})
     fixed |= {name: (1,) for name in free if is_batch(name) and name not in given}
     known = _roles(found, past, [name for name in free if name not in fixed], fixed)
-    if isinstance(known, UnsupportedError) and found.needs and isinstance(sizes.get(PAST), range):
-        raise known
     if not isinstance(known, StateSizes):
+        if known is not None and found.needs and isinstance(sizes.get(PAST), range):
+            raise known
         return None
     ranges: dict[str, range] = {} if ROWS in known.roles.values() else {ROWS: known.rows}
     for name, bound in sizes.items():
@@ -144,18 +144,22 @@ def state_sizes(model: LoadedModel, given: Binding) -> StateSizes | None:
             )
         if role in (PAST, ROWS) and isinstance(bound, range):
             ranges[role] = bound
-    assumed = {PAST: PAST_ROWS, ROWS: NEW_ROWS}
+    most = found.capacity or PAST_ROWS[-1] + 1
+    if PAST in ranges and found.capacity and ranges[PAST][-1] >= most:
+        raise OptionError(f"the model's cache has {most} rows", "option --shape", f"at most past=0..{most - 1}")
+    assumed = {PAST: range(min(most, len(PAST_ROWS))), ROWS: NEW_ROWS}
     own = {**assumed, **ranges}
     return replace(known, past=own[PAST], rows=own[ROWS], assumed=tuple(name for name in assumed if name not in ranges))
 
 
 def _roles(
     model: AppendingModel, past: Sequence[str], others: Sequence[str], fixed: Mapping[str, tuple[int, ...]]
-) -> StateSizes | UnsupportedError | None:
+) -> StateSizes | ModelError | UnsupportedError | None:
     """Return sizes with the role of each free dimension, or why the model can be read with no choice of them."""
     if len(others) > MOST_NAMES:
         return None
-    declared, unfit = model.model.declared, None
+    declared = model.model.declared
+    unfit: ModelError | UnsupportedError | None = None
     static = {d.dim_value for item in declared for d in item.type.tensor_type.shape.dim if d.HasField("dim_value")}
     counts = sorted({1, *(n for n in static if 0 < n <= NEW_ROWS[-1]), *(n for own in fixed.values() for n in own)})
     for own in sorted(itertools.product((ROWS, TOTAL), repeat=len(others)), key=lambda own: _unlikely(others, own)):
@@ -165,10 +169,8 @@ def _roles(
             sizes = StateSizes(model, roles, kept, PAST_ROWS, range(rows, rows + 1), counted)
             try:
                 types = sizes.load(rows, SAMPLE_PAST).types
-            except UnsupportedError as error:
+            except (ModelError, UnsupportedError) as error:
                 unfit = unfit or error
-                continue
-            except ModelError:
                 continue
             if any(SAMPLE_PAST + rows in types[name].shape for name in model.model.outputs if name in types):
                 return sizes
