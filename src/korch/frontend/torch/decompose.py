@@ -111,37 +111,82 @@ def _aligned(x: Any, sizes: Any, align_corners: bool, factors: Any, *, resize: C
     return resize(x, [int(n * factor) for n, factor in zip(x.shape[2:], factors, strict=True)], True, None)
 
 
-def _antialiased(
-    x: Any, sizes: Any, align_corners: bool, factors: Any, *, reach: int, weigh: Callable[[Any], Any]
+def _resized(
+    x: Any,
+    sizes: Any,
+    align_corners: bool,
+    factors: Any,
+    *,
+    kernel: tuple[int, Callable[[Any], Any]],
+    resize: Callable[..., Any] | None = None,
 ) -> Any:
-    """The exporter ignores the factors and the corners. `weigh` gives an element's weight for its distance."""
-    if factors is None and not align_corners:
+    """The exporter's antialiased resize ignores the factors and the corners; bytes are rounded after each axis.
+
+    `kernel`: how far an element reaches, and its weight for a distance. `resize`: the operator, unless antialiased.
+    """
+    is_byte = x.dtype is torch.uint8
+    if not is_byte and resize is not None:
+        return _aligned(x, sizes, align_corners, factors, resize=resize)
+    if not is_byte and factors is None and not align_corners:
         return NotImplemented
-    for i, n in enumerate(x.shape[2:]):
+    for i in reversed(range(x.dim() - 2)):
+        n = x.shape[2 + i]
         count = int(n * factors[i]) if sizes is None else sizes[i]
         step = n / count if factors is None else 1 / factors[i]
         if align_corners:
             step = (n - 1) / (count - 1) if count > 1 else 0.0
-        stretch = max(step, 1.0)
-        middle = step * (torch.arange(count, dtype=torch.float64).unsqueeze(1) + 0.5)
-        away = (torch.arange(n, dtype=torch.float64) + 0.5 - middle).abs() / stretch
-        weights = torch.where(away < reach, weigh(away), 0.0)
-        weights = (weights / weights.sum(1, keepdim=True)).to(x.dtype)
-        x = (x.movedim(2 + i, -1) @ weights.mT).movedim(-1, 2 + i)
+        shift = 0.0 if align_corners and resize is not None else 0.5
+        middle = step * (torch.arange(count, dtype=torch.float64).unsqueeze(1) + shift) - shift
+        weights = _spread(n, middle, step, kernel) if resize is None else _taps(n, middle, kernel)
+        rows = x.movedim(2 + i, -1)
+        rows = _product_of_bytes(rows, weights.mT) if is_byte else rows @ weights.mT.to(x.dtype)
+        x = rows.movedim(-1, 2 + i)
     return x
+
+
+def _spread(n: int, middle: Any, step: float, kernel: tuple[int, Callable[[Any], Any]]) -> Any:
+    """Return the weights of `n` elements for each place between them, where a kernel is as wide as a step."""
+    away = (torch.arange(n, dtype=torch.float64) - middle).abs() / max(step, 1.0)
+    weights = torch.where(away < kernel[0], kernel[1](away), 0.0)
+    return weights / weights.sum(1, keepdim=True)
+
+
+def _taps(n: int, middle: Any, kernel: tuple[int, Callable[[Any], Any]]) -> Any:
+    """Return the weights of `n` elements for each place between them; those of elements outside count for the ends."""
+    reach, weigh = kernel
+    middle = middle.clamp(min=0) if reach == 1 else middle
+    first, places = middle.floor(), torch.arange(n, dtype=torch.float64)
+    return sum(
+        torch.where((first + k).clamp(0, n - 1) == places, weigh((first + k - middle).abs()), 0.0)
+        for k in range(1 - reach, reach + 1)
+    )
+
+
+def _product_of_bytes(rows: Any, weights: Any) -> Any:
+    """Return sums of bytes whose weights are integers of 15 bits, with as many bits behind the point as that allows."""
+    bits = 22 - (0.5 + weights.max() * 2.0 ** torch.arange(1, 23) >= 1 << 15).sum()
+    whole = (weights * 2.0**bits + weights.sign() * 0.5).to(torch.int32)
+    half, bits = (2 ** (bits - 1)).to(torch.int32), bits.to(torch.int32)
+    total = torch.bitwise_right_shift(rows.to(torch.int32) @ whole + half, bits)
+    return total.clamp(0, 255).to(torch.uint8)
 
 
 def _triangle(away: Any) -> Any:
     return 1 - away
 
 
-def _cubic(away: Any) -> Any:
-    near, far = (1.5 * away - 2.5) * away * away + 1, ((2.5 - 0.5 * away) * away - 4) * away + 2
-    return torch.where(away < 1, near, far)
+def _cubic(away: Any, a: float) -> Any:
+    near = ((a + 2) * away - (a + 3)) * away * away + 1
+    return torch.where(away < 1, near, a * (((away - 5) * away + 8) * away - 4))
 
 
 def _pad(x: Any, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Any:
-    """An axis that is cut and grown; ONNX Runtime cuts first, and PyTorch repeats or reflects what it cuts."""
+    """An axis that is cut and grown; ONNX Runtime cuts first, and PyTorch repeats or reflects what it cuts.
+
+    The exporter pads no complex numbers.
+    """
+    if x.is_complex():
+        return torch.complex(*(aten.pad.default(side, pad, mode, value) for side in (x.real, x.imag)))
     sides = list(zip(pad[::2], pad[1::2], strict=True))
     if mode not in ("replicate", "reflect") or all(min(side) >= 0 or max(side) <= 0 for side in sides):
         return NotImplemented
@@ -169,9 +214,11 @@ def _topmost(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool =
     return NotImplemented if sorted else aten.topk.default(x, k, dim, largest, True)
 
 
-def _scatter_add(x: Any, dim: int, index: Any, src: Any) -> Any:
-    """The exporter's sum into a scalar has no axis."""
-    return NotImplemented if x.dim() else aten.scatter_add.default(x.reshape(1), 0, index.reshape(1), src.reshape(1))[0]
+def _scattered(x: Any, dim: int, index: Any, src: Any, *, scatter: Callable[..., Any]) -> Any:
+    """The exporter's scatter into a scalar has no axis."""
+    if x.dim():
+        return NotImplemented
+    return scatter(x.reshape(1), 0, index.reshape(-1), src.reshape(-1) if isinstance(src, torch.Tensor) else src)[0]
 
 
 def _scatter_reduce(x: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Any:
@@ -269,9 +316,61 @@ def _blocks_to_channels(x: Any, factor: int) -> Any:
     return NotImplemented if x.numel() else x.clone()
 
 
+def _whole_power(x: Any, y: Any) -> Any:
+    """Integers wrap around, and have no fractions; the exporter's power is a rounded float's.
+
+    Of exponents in tensors the lowest 8 bits count: the others change only powers that wrap around.
+    """
+    dtype = torch.result_type(x, y)
+    if dtype.is_floating_point or dtype.is_complex:
+        return NotImplemented
+    x, y = (side.to(dtype) if isinstance(side, torch.Tensor) else side for side in (x, y))
+    if isinstance(y, torch.Tensor):
+        info = torch.iinfo(dtype)
+        x = x if isinstance(x, torch.Tensor) else torch.full((), x, dtype=dtype)
+        square, found = x, torch.ones_like(y)
+        for bit in range(8 - (info.max < 128)):
+            found = torch.where(y & (1 << bit) != 0, found * square, found)
+            square = square * square
+        of_one = torch.where(x == -1, 1 - 2 * (y & 1), (x == 1).to(dtype))
+        return torch.where(y < 0, of_one, found) if info.min < 0 else found
+    found = torch.ones_like(x)
+    while y:
+        found, x, y = (found * x if y & 1 else found), x * x, y >> 1
+    return found
+
+
+def _composed(operator: Any) -> Callable[..., Any]:
+    """Return a function that computes an operator by those that PyTorch composes it of."""
+    return partial(operator._op_dk, torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+def _einsum(equation: str, tensors: Sequence[Any], *, path: Any = None) -> Any:
+    """PyTorch's sums of integers have 64 bits, if they are no products."""
+    if tensors[0].is_floating_point():
+        return NotImplemented
+    return _composed(aten.einsum.default)(equation, tensors, path=path)
+
+
 def _square(x: Any) -> Any:
     """The exporter multiplies booleans; PyTorch's result is of 64 bits."""
     return x.to(torch.int64) if x.dtype is torch.bool else NotImplemented
+
+
+def _masked_index(x: Any, mask: Any, indices: Sequence[Any], fill: Any) -> Any:
+    """Places where the mask is False may be outside."""
+    inside = [i if i is None else i.clamp(-n, n - 1) for i, n in zip(indices, x.shape, strict=False)]
+    return torch.where(mask, aten.index.Tensor(x, inside), fill).to(x.dtype)
+
+
+def _norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """ONNX has no norm of a scalar along an axis; the exporter's largest and least elements keep no axes."""
+    if not x.dim():
+        return torch.linalg.vector_norm(x.reshape(1), ord, 0, dtype=dtype)
+    if not math.isinf(ord):
+        return NotImplemented
+    sizes = x.abs() if dtype is None else x.to(dtype).abs()
+    return (torch.amax if ord > 0 else torch.amin)(sizes, list(range(x.dim())) if dim is None else dim, keepdim)
 
 
 _ALIASES = {
@@ -298,16 +397,35 @@ _WRONG: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys([aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar, aten.linspace.Scalar_Tensor], _line),
     **{
         resize: partial(_aligned, resize=resize)
-        for resize in (
-            aten.upsample_linear1d.vec,
-            aten.upsample_bilinear2d.vec,
-            aten.upsample_trilinear3d.vec,
-            aten.upsample_bicubic2d.vec,
+        for resize in (aten.upsample_linear1d.vec, aten.upsample_trilinear3d.vec)
+    },
+    aten.upsample_bilinear2d.vec: partial(_resized, kernel=(1, _triangle), resize=aten.upsample_bilinear2d.vec),
+    aten.upsample_bicubic2d.vec: partial(
+        _resized, kernel=(2, partial(_cubic, a=-0.75)), resize=aten.upsample_bicubic2d.vec
+    ),
+    aten._upsample_bilinear2d_aa.vec: partial(_resized, kernel=(1, _triangle)),
+    aten._upsample_bicubic2d_aa.vec: partial(_resized, kernel=(2, partial(_cubic, a=-0.5))),
+    aten._unsafe_masked_index.default: _masked_index,
+    aten.linalg_vector_norm.default: _norm,
+    aten.pad.default: _pad,
+    aten.constant_pad_nd.default: lambda x, pad, value=0: (
+        _pad(x, pad, value=value) if x.is_complex() else NotImplemented
+    ),
+    **dict.fromkeys([aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar], _whole_power),
+    aten.einsum.default: _einsum,
+    # The exporter pads their inputs, as complex numbers; its norm keeps no axes.
+    **{
+        operator: _composed(operator)
+        for operator in (
+            aten.linalg_norm.default,
+            *(
+                getattr(aten, f"fft_{kind}fft{axes}").default
+                for kind in ("", "i", "r", "ir", "h", "ih")
+                for axes in ("", "2", "n")
+            ),
         )
     },
-    aten._upsample_bilinear2d_aa.vec: partial(_antialiased, reach=1, weigh=_triangle),
-    aten._upsample_bicubic2d_aa.vec: partial(_antialiased, reach=2, weigh=_cubic),
-    aten.pad.default: _pad,
+    aten.addr.default: torch._refs.addr,
     aten.im2col.default: _image_columns,
     **{
         getattr(getattr(aten, name), overload): getattr(same, overload)
@@ -317,7 +435,10 @@ _WRONG: dict[Any, Callable[..., Any]] = {
     },
     aten.rsub.Scalar: _reversed,
     aten.topk.default: _topmost,
-    aten.scatter_add.default: _scatter_add,
+    **{
+        scatter: partial(_scattered, scatter=scatter)
+        for scatter in (aten.scatter_add.default, aten.scatter.src, aten.scatter.value)
+    },
     aten.scatter_reduce.two: _scatter_reduce,
     aten.multilabel_margin_loss.default: _multilabel_margin,
     aten.pixel_unshuffle.default: _blocks_to_channels,

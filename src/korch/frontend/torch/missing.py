@@ -159,7 +159,7 @@ def _running(x: Any, dim: int, reduce: Callable[[Any], Any], neutral: float) -> 
 
 def _cumulative_product(x: Any, dim: int, *, dtype: Any = None) -> Any:
     dtype = dtype or (x.dtype if x.is_floating_point() else torch.int64)
-    return _running(x.to(dtype), dim, lambda rows: rows.prod(-1), 1)
+    return _running(x.to(dtype), dim, lambda rows: rows.prod(-1, dtype=dtype), 1)
 
 
 def _also_of_scalars(compute: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
@@ -293,16 +293,22 @@ def _put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
 
 
 def _search(ordered: Any, values: Any, *, out_int32: bool = False, right: bool = False, **options: Any) -> Any:
+    """The steps of a search by halves are PyTorch's, which are defined for rows without an order, too."""
     if options.get("sorter") is not None:
         ordered = ordered.gather(-1, options["sorter"])
     if options.get("side") is not None:
         right = options["side"] == "right"
     values = values if isinstance(values, torch.Tensor) else torch.full((), values)
-    rows, wanted = ordered.unsqueeze(-2), values.unsqueeze(-1)
-    if ordered.dim() == 1:
-        rows = ordered
-    is_before = ~(rows > wanted) if right else rows < wanted
-    return is_before.sum(-1).to(torch.int32 if out_int32 else torch.int64)
+    n = ordered.shape[-1]
+    low, high = torch.zeros(values.shape, dtype=torch.int64), torch.full(values.shape, n)
+    for _ in range(n.bit_length()):
+        middle = (low + high) // 2
+        places = middle.clamp(max=n - 1)
+        flat = places.reshape(-1) if ordered.dim() == 1 else places
+        found = ordered.gather(-1, flat).reshape(places.shape)
+        is_above = (low < high) & ~(found > values if right else found >= values)
+        low, high = torch.where(is_above, middle + 1, low), torch.where(is_above, high, middle)
+    return low.to(torch.int32 if out_int32 else torch.int64)
 
 
 def _bucketize(values: Any, ordered: Any, *, out_int32: bool = False, right: bool = False) -> Any:
@@ -311,16 +317,6 @@ def _bucketize(values: Any, ordered: Any, *, out_int32: bool = False, right: boo
 
 def _is_in(values: Any, among: Any, *, assume_unique: bool = False, invert: bool = False) -> Any:
     return (values.unsqueeze(-1) == among.reshape(-1)).any(-1) ^ invert
-
-
-def _norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    """ONNX has no norm of a scalar along an axis; the exporter's largest and least elements keep no axes."""
-    if not x.dim():
-        return torch.linalg.vector_norm(x.reshape(1), ord, 0, dtype=dtype)
-    if not math.isinf(ord):
-        return NotImplemented
-    sizes = x.abs() if dtype is None else x.to(dtype).abs()
-    return (torch.amax if ord > 0 else torch.amin)(sizes, list(range(x.dim())) if dim is None else dim, keepdim)
 
 
 def _likeness(x: Any, y: Any, dim: int = 1, eps: float = 1e-8) -> Any:
@@ -483,7 +479,6 @@ MISSING: dict[Any, Callable[..., Any]] = {
     aten.searchsorted.Scalar: _search,
     **dict.fromkeys([aten.bucketize.Tensor, aten.bucketize.Scalar], _bucketize),
     aten.isin.Tensor_Tensor: _is_in,
-    aten.linalg_vector_norm.default: _norm,
     aten.cosine_similarity.default: _likeness,
     aten.as_strided_scatter.default: _strided_scatter,
     aten.embedding_bag.default: _bags,

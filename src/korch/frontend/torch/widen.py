@@ -40,11 +40,13 @@ def _widened(node: onnx.NodeProto, types: dict[str, int], opset: int) -> Iterato
     legal = {each.type_param_str: set(each.allowed_type_strs) for each in schema.type_constraints}
     kinds = [schema.inputs[min(i, len(schema.inputs) - 1)].type_str for i in range(len(node.input))]
     wide: dict[str, tuple[int, int]] = {}
+    own_types = dict[str, int]()
     for name, kind in zip(node.input, kinds, strict=True):
         given = types.get(name, 0)
         if kind in legal and _text(given) not in legal[kind]:
             better = [each for each in _WIDER.get(given, ()) if _text(each) in legal[kind]]
             wide |= {kind: (given, better[0])} if better else {}
+        own_types.setdefault(kind, given)
     own = onnx.NodeProto()
     own.CopyFrom(node)
     after = []
@@ -54,6 +56,7 @@ def _widened(node: onnx.NodeProto, types: dict[str, int], opset: int) -> Iterato
             yield onnx.helper.make_node("Cast", [name], [own.input[i]], to=wide[kind][1])
     for i, name in enumerate(node.output):
         kind = schema.outputs[min(i, len(schema.outputs) - 1)].type_str
+        types.setdefault(name, own_types.get(kind, 0))  # the results of the exporter's functions are not declared
         if name and kind in wide:
             own.output[i] = f"{name}:wide"
             after.append(onnx.helper.make_node("Cast", [own.output[i]], [name], to=wide[kind][0]))
