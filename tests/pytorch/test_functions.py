@@ -15,22 +15,22 @@ PART = 32
 
 NO_OPERATOR = "PyTorch has no translation of the operator"
 ON_DATA = "depends on the values of a tensor"
-NOT_TRACED = "PyTorch can't export it"
 COMPLEX = "has complex numbers"
 RANDOM = "draws random numbers"
 
 REFUSED = {
-    "F.ctc_loss(a.log_softmax(-1), index[:3, :1] * 0 + 1, rows * 0 + 2, rows * 0 + 1)": NOT_TRACED,
+    "F.ctc_loss(a.log_softmax(-1), index[:3, :1] * 0 + 1, rows * 0 + 2, rows * 0 + 1)": ON_DATA,
     "F.fractional_max_pool2d(image, 2, output_ratio=(0.5, 0.5), _random_samples=t[:2, :, None].expand(2, 4, 2))": (
         NO_OPERATOR
     ),
     "F.gaussian_nll_loss(x, y, p)": ON_DATA,
     "F.gaussian_nll_loss(x, y, p * m, full=True, reduction='none')": ON_DATA,
     "F.one_hot(index)": ON_DATA,
+    "torch.narrow(v, 0, rows[1], 2)": ON_DATA,
     "F.rrelu(x, training=True)": RANDOM,
     "F.scaled_dot_product_attention(query, key, value, dropout_p=0.5)": RANDOM,
     "torch.cholesky(s)": NO_OPERATOR,
-    "torch.combinations(v)": NOT_TRACED,
+    "torch.combinations(v)": ON_DATA,
     "torch.fft.irfft(z)": COMPLEX,
     "torch.frexp(x)": NO_OPERATOR,
     "torch.inverse(s)": NO_OPERATOR,
@@ -49,15 +49,15 @@ REFUSED = {
     "x.view(torch.int32)": NO_OPERATOR,
     "torch.bartlett_window(4) * v": NO_OPERATOR,
     "torch.kaiser_window(4) * v": NO_OPERATOR,
-    "torch.corrcoef(x)": NOT_TRACED,
-    "torch.cov(x)": NOT_TRACED,
+    "torch.corrcoef(x)": ON_DATA,
+    "torch.cov(x)": ON_DATA,
     "torch.i0(x)": NO_OPERATOR,
     "torch.is_nonzero(n)": ON_DATA,
     "torch.nuclear_norm(x)": NO_OPERATOR,
     "torch.matrix_exp(s)": NO_OPERATOR,
     "torch.nextafter(x, y)": NO_OPERATOR,
-    "torch.equal(x, y)": NOT_TRACED,
-    "torch.allclose(x, y)": NOT_TRACED,
+    "torch.equal(x, y)": ON_DATA,
+    "torch.allclose(x, y)": ON_DATA,
     "torch.gcd(i, j)": NO_OPERATOR,
     "torch.lcm(i, j)": NO_OPERATOR,
 }

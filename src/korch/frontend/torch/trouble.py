@@ -13,6 +13,9 @@ from korch.errors import KorchError, UnsupportedError, excerpt
 _SWITCHES = ("train", "training", "dropout_p", "p", "dropout")
 """Arguments that can turn an operator's random numbers off."""
 
+_ON_DATA = ("DataDependentOutputException", "DynamicOutputShapeException", "PendingUnbackedSymbolNotFound")
+"""Errors of operators whose results PyTorch can't describe without the elements of their tensors."""
+
 
 def export_trouble(error: BaseException, program: Any, name: str) -> KorchError:
     """Return the error for a module that PyTorch could not export or translate.
@@ -31,11 +34,16 @@ def export_trouble(error: BaseException, program: Any, name: str) -> KorchError:
                 hint="Leave this part to PyTorch: torch.compile(module, backend='korch') does so",
             )
     last = list(_chain(error))[-1]
-    if "data-dependent" in str(error) or "data dependent" in str(error):
+    kind, text = type(last).__name__, _first_line(str(error))
+    if kind in _ON_DATA or "data-dependent" in str(error) or "data dependent" in str(error):
+        if hasattr(last, "func"):
+            text = f"the operator {last.func} returns a number or a size that follows from them"
+        elif kind in _ON_DATA:
+            text = "a size follows from them"
         return UnsupportedError(
-            f"what it does depends on the values of a tensor: {_first_line(str(error))}{_user_line(str(error))}",
+            f"what it does depends on the values of a tensor: {text}{_user_line(str(error))}",
             where=f"module {name}",
-            expected="no Python branch on tensors",
+            expected="branches and sizes that are known without the values",
             hint="torch.compile(module, backend='korch') leaves such parts to PyTorch",
         )
     return UnsupportedError(
