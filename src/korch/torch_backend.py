@@ -147,7 +147,7 @@ class _Plan:
     executable: ModuleExecutable
     weights: tuple[tuple[int, Any, int, int], ...]  # position, tensor, address, version
     free: FreeGraph | None = None
-    given: tuple[int, ...] = ()  # the positions of numbers that are inputs
+    given: frozenset[int] = frozenset()  # the positions of numbers that are passed as tensors
 
     def is_fresh(self, args: Sequence[Any]) -> bool:
         """Return whether the weights of a call are the plan's weights, unchanged."""
@@ -178,7 +178,8 @@ class CompiledGraph:
         self.aliases: Aliases = aliases_of(graph)
         self._static = [STATIC in (node.meta.get("tensor_dict") or {}) for node in inputs_of(graph)]
         self._written: frozenset[int] | None = None  # the inputs that it writes to; None before its first call
-        self._given = numbers_of(graph)  # the inputs that are numbers and are passed as tensors
+        self._numbers = numbers_of(graph)
+        self._given = self._numbers  # the numbers that are passed as tensors
         self._plans: dict[Any, _Plan | None] = {}
         self._ranges: list[_Plan] = []
         self._seen: list[list[Any]] = []  # the shapes of the calls for which ranges were searched
@@ -264,13 +265,13 @@ class CompiledGraph:
 
     def _for_ranges(self, args: Sequence[Any], progress: Progress, deadline: Deadline) -> _Plan | None:
         """Return a plan for all sizes of the symbolic dimensions; None if there are none or no such plan exists."""
-        weights, most = self._weights(args), self._limits.size
-        while True:
+        weights, most, reason = self._weights(args), self._limits.size, ""
+        while self._has_range:
             try:
                 free = free_graph(self._bound(), args, weights, most, self._seen, self._given)
-                if free is None:
-                    self._has_range = False
-                    return None
+                self._has_range = free is not None
+                if free is None or (reason and self._numbers & free.numbers.keys()):
+                    break
                 module = free.module
                 if not self._is_served:
                     announce_call(module.module, module.args, module.kwargs, module.dimensions, self._options, deadline)
@@ -282,16 +283,13 @@ class CompiledGraph:
                 raise
             except ModelError as error:  # such as a table of positions that ends before the largest size
                 most //= LESS
-                if most < LEAST_SIZE:
-                    reason = _reason(error)
-                    break
+                self._has_range, reason = most >= LEAST_SIZE, _reason(error)
             except KorchError as error:
-                if not self._given:
-                    reason = _reason(error)
-                    break
-                self._given = ()  # a number may be the size of a tensor in the graph
-        self._has_range = False
-        self._warn(f"gets a plan for each shape: {reason}", KorchShapesWarning)
+                self._has_range, reason = bool(self._given), _reason(error)
+                self._given = frozenset()  # a number may be the size of a tensor in the graph
+        if reason:
+            self._has_range, self._given = False, self._numbers
+            self._warn(f"gets a plan for each shape: {reason}", KorchShapesWarning)
         return None
 
     def _for_shapes(self, args: Sequence[Any], progress: Progress, deadline: Deadline) -> _Plan | None:
@@ -328,7 +326,7 @@ class CompiledGraph:
                 if not self._given:
                     self._say(_reason(error))
                     return None
-                self._given = ()  # a number may be the size of a tensor in the graph
+                self._given = frozenset()  # a number may be the size of a tensor in the graph
 
     def _say(self, reason: str) -> None:
         self._warn(f"runs in PyTorch, not in Korch: {reason}", KorchFallbackWarning)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -56,12 +56,12 @@ def inputs_of(graph: Any) -> list[Any]:
     return [node for node in graph.graph.nodes if node.op == "placeholder"]
 
 
-def numbers_of(graph: Any) -> tuple[int, ...]:
+def numbers_of(graph: Any) -> frozenset[int]:
     """Return the positions of the inputs that are integers and no sizes of other inputs, such as a position."""
     nodes = inputs_of(graph)
     values = [node.meta.get("example_value") for node in nodes]
     sizes = {size.node.expr for x in values if isinstance(x, torch.Tensor) for size in x.shape if _is_symbolic(size)}
-    return tuple(i for i, value in enumerate(values) if _is_symbolic(value) and value.node.expr not in sizes)
+    return frozenset(i for i, value in enumerate(values) if _is_symbolic(value) and value.node.expr not in sizes)
 
 
 def with_tensors(graph: Any) -> Any:
@@ -105,24 +105,26 @@ class FreeGraph:
     """A graph for all sizes of its symbolic dimensions."""
 
     module: FreeModule  # the module, which takes the input tensors that are not weights
-    axes: tuple[tuple[int, int, int], ...]  # (position of an input, axis, number of a dimension) of each symbolic axis
+    # (position of an input, axis, number of a dimension) of each symbolic axis; no axis if the input is the size itself
+    axes: tuple[tuple[int, int | None, int], ...]
     tensors: tuple[int, ...]  # the positions of the inputs that the module takes
     numbers: Mapping[int, Any]  # the inputs that are constants of the module and no weights, by position
 
     def takes(self, args: Sequence[Any]) -> bool:
         """Return whether the sizes of a call are within the ranges of the dimensions, and its numbers are the same."""
         dimensions = self.module.dimensions
-        is_within = all(dimensions[d].low <= args[i].shape[axis] <= dimensions[d].high for i, axis, d in self.axes)
+        is_within = all(dimensions[d].low <= n <= dimensions[d].high for d, n in self._sizes(args))
         return is_within and not self._splits(args) and all(args[i] == number for i, number in self.numbers.items())
 
     def is_left(self, args: Sequence[Any]) -> bool:
-        """Return whether a size of a call is above its range, or axes of one dimension have different sizes."""
-        return self._splits(args) or any(
-            self.module.dimensions[d].high < args[i].shape[axis] for i, axis, d in self.axes
-        )
+        """Return whether a size of a call is above its range, or those of one dimension differ."""
+        return self._splits(args) or any(self.module.dimensions[d].high < n for d, n in self._sizes(args))
 
     def _splits(self, args: Sequence[Any]) -> bool:
-        return len({(d, args[i].shape[axis]) for i, axis, d in self.axes}) > len(self.module.dimensions)
+        return len(set(self._sizes(args))) > len(self.module.dimensions)
+
+    def _sizes(self, args: Sequence[Any]) -> list[tuple[int, int]]:
+        return [(d, args[i] if axis is None else args[i].shape[axis]) for i, axis, d in self.axes]
 
 
 def free_graph(
@@ -131,12 +133,12 @@ def free_graph(
     weights: Mapping[int, Any],
     most: int,
     earlier: Sequence[Sequence[Any]] = (),
-    given: Sequence[int] = (),
+    given: Set[int] = frozenset(),
 ) -> FreeGraph | None:
     """Return a graph for all sizes of its symbolic dimensions; None if it has none.
 
     Axes without an upper bound are one dimension if they have equal sizes in all calls so far: PyTorch gives each
-    tensor of a cache a symbol of its own.
+    tensor of a cache a symbol of its own. A number that has been equal to a size so far is that size.
 
     `weights`: the constants among the arguments, by position. `most`: the largest size of a dimension without an upper
     bound, unless the call has a larger one; if there are several such dimensions, the largest product of their sizes.
@@ -161,14 +163,18 @@ def free_graph(
     if not places:
         return None
     order = list(places)
-    axes = tuple((i, axis, order.index(key)) for key, own in places.items() for i, axis in own)
+    axes = [(i, axis, order.index(key)) for key, own in places.items() for i, axis in own]
     symbols = {i: _symbol(node.meta.get("example_value"), f"input {node.name!r}") for i, node in enumerate(nodes)}
     tensors = tuple(
         i for i, arg in enumerate(args) if i in given or (isinstance(arg, torch.Tensor) and i not in weights)
     )
     firsts = {symbol: places[key][0] for symbol, key in numbers.items()}
-    sizes = {i: (tensors.index(firsts[s][0]), firsts[s][1]) for i, s in symbols.items() if s in firsts}
-    others = {i: arg for i, arg in enumerate(args) if not isinstance(arg, torch.Tensor) and i not in {*sizes, *given}}
+    known = {i: firsts[s] for i, s in symbols.items() if s in firsts}
+    rest = {i: arg for i, arg in enumerate(args) if not isinstance(arg, torch.Tensor) and i not in {*known, *given}}
+    equal = {i: key for i in rest if (key := _equal_size(i, calls, places)) is not None}
+    known |= {i: places[key][0] for i, key in equal.items()}
+    sizes = {i: (tensors.index(k), axis) for i, (k, axis) in known.items()}
+    others = {i: arg for i, arg in rest.items() if i not in equal}
     bound = BoundGraph(graph, weights, others, sizes)
     with torch.inference_mode(False), torch.no_grad():
         module = FreeModule.at_largest(
@@ -176,12 +182,23 @@ def free_graph(
             {(tensors.index(i), axis): number for i, axis, number in axes},
             (bound, [like(as_input(args[i])) for i in tensors], {}, "graph"),
         )
-    return FreeGraph(module, axes, tensors, others)
+    all_axes = (*axes, *((i, None, order.index(key)) for i, key in equal.items()))
+    return FreeGraph(module, all_axes, tensors, others)
+
+
+def _equal_size(
+    number: int, calls: Sequence[Sequence[Any]], places: Mapping[Any, Sequence[tuple[int, int]]]
+) -> Any | None:
+    """Return the dimension whose size is the same as a number in all calls; None if there is none."""
+    for key, ((i, axis), *_) in places.items():
+        if all(type(shapes[number]) is int and shapes[number] == shapes[i][axis] for shapes in calls):
+            return key
+    return None
 
 
 def shapes_of(args: Sequence[Any]) -> list[Any]:
-    """Return the shape of each argument, None for those that are no tensors."""
-    return [tuple(arg.shape) if isinstance(arg, torch.Tensor) else None for arg in args]
+    """Return the shape of each argument, and those that are no tensors themselves."""
+    return [tuple(arg.shape) if isinstance(arg, torch.Tensor) else arg for arg in args]
 
 
 def _bounds(size: Any) -> Any:
