@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import korch
 from korch.fission import fission
 from korch.frontend import load_model
 from korch.primitive.reference import run
+from korch.torch_backend import KorchFallbackWarning, KorchShapesWarning
 
 mixtral = pytest.importorskip("transformers.models.mixtral", reason="transformers is not installed")
 qwen2_moe = pytest.importorskip("transformers.models.qwen2_moe", reason="transformers is not installed")
@@ -51,6 +53,18 @@ def test_a_mixture_of_experts(name: str, tokens: int, form: str, quick: dict[str
     torch.testing.assert_close(executable(x), expected, rtol=1e-4, atol=1e-5)
     assert any(step.provider == "gemm" and "matmul_gathered" in step.primitives for step in executable.plan.steps)
     assert module.experts.config._experts_implementation == form
+
+
+def test_a_compiled_mixture_of_experts_for_all_numbers_of_tokens(quick: dict[str, Any]) -> None:
+    """The library's own operator is traced by torch.compile."""
+    module = block("mixtral", "grouped_mm")
+    compiled = torch.compile(module, backend="korch", options={**quick, "max_size": 4}, dynamic=True)
+    for tokens in (4, 2):
+        x = torch.randn(1, tokens, 32)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("error", KorchFallbackWarning)
+            warnings.simplefilter("error", KorchShapesWarning)
+            torch.testing.assert_close(compiled(x), module(x), rtol=1e-4, atol=1e-5)
 
 
 class Loop(torch.nn.Module):

@@ -21,6 +21,7 @@ from korch.errors import UnsupportedError
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Category
 from korch.primitive.ops import OPS
+from korch.primitive.ops.gathered import GATHERED
 from korch.primitive.ops.layout import ConcatAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.primitive.ops.state import WRITE_ROWS, WriteAttributes
@@ -217,6 +218,14 @@ def _matmul(site: Site) -> Value:
     return result_of(site, (*batch, a.form[-2], b.form[-1]))
 
 
+def _gathered(site: Site) -> Value:
+    """Rows beyond the valid ones may choose any matrix: indices are clipped."""
+    a, b, index = site.operands
+    if any(map(is_free, (a.form[1], *b.form))):
+        raise site.refusal("the matrices among which it chooses depend on the size")
+    return result_of(site, (site.join(a.form[0], index.form[0]), b.form[2]))
+
+
 def _mask_contraction(site: Site) -> None:
     """Mask the operands of a contraction so that the products beyond its valid elements are 0."""
     places = ((0, len(site.inputs[0]) - 1), (1, len(site.inputs[1]) - 2))
@@ -284,6 +293,7 @@ RULES: dict[str, Rule] = {
     "pad": pad,
     "concat": _concat,
     "matmul": _matmul,
+    GATHERED: _gathered,
     "conv": conv,
     "pool_sum": pool,
     "pool_max": pool,
