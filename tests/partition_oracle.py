@@ -24,6 +24,7 @@ from korch.provider.provider import Kernel
 from korch.segments.block import Partition
 from korch.segments.join import join
 from korch.target import Target
+from tests.support.facts import Facts
 from tests.support.random_graph import random_inputs
 
 
@@ -66,15 +67,15 @@ def _layout(type_: ValueType, is_last: bool) -> Layout:
     return last if is_last and last in choices else Layout.plain(type_.rank)
 
 
-class FakeMeter:
+class FakeMeter(Facts):
     """Costs by hash of a candidate's key; it keeps facts, as the database does."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.providers = (GeneratedProvider(), LinearProvider())
         self.target = Target()
         self.faults = Faults()
         self.records: dict[str, Measured | Failed] = {}
-        self.facts: dict[str, str] = {}
         self.broken: set[str] = set()
         self.searches = 0
         self.begun: list[str] = []
@@ -85,11 +86,8 @@ class FakeMeter:
     def database(self) -> FakeMeter:
         return self
 
-    def fact(self, name: str) -> str | None:
-        return self.facts.get(name)
-
     def put_fact(self, name: str, value: str) -> None:
-        self.facts[name] = value
+        super().put_fact(name, value)
         self.searches += 1
 
     def record(self, candidate: str) -> Measured | Failed | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from korch.candidate.candidate import Group, Offer, Refusal
+from korch.candidate.candidate import Group, Refusal
 from korch.candidate.enumerate import enumerate_groups
 from korch.options import Options
 from korch.primitive import reference
@@ -20,11 +20,10 @@ from korch.primitive.types import ValueType
 from korch.provider.attention import AttentionProvider, provider
 from korch.schedule.attention import rows_of_block
 from korch.schedule.contraction import NotFusedError
-from korch.target import Target
 from korch.testing.kernels import check_offers, load_kernels, offers_of, run_kernel
 from korch.tile.analysis.registers import FEW_REGISTERS, REGISTERS
 from tests.provider.linear_groups import Graph
-from tests.support.in_turn import InTurn
+from tests.support.in_turn import InTurn, OnUnits
 from tests.support.matrix_units import matrix_units
 
 
@@ -286,16 +285,6 @@ def test_keys_that_fill_the_memory_are_refused(target, monkeypatch):
     assert found == Refusal("there are too many keys to pack")
 
 
-class SplitProvider(AttentionProvider):
-    """Offers the matrix units only."""
-
-    def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
-        """Return the offers whose products are of components."""
-        offers = super().offer(group, target)
-        found = () if isinstance(offers, Refusal) else tuple(offer for offer in offers if offer.pairs)
-        return found or Refusal("no matrix units")
-
-
 @pytest.fixture(scope="module")
 def units(target, tmp_path_factory):
     """A target with matrix units, and a compiler for it."""
@@ -332,15 +321,15 @@ def test_matrix_units_attend(units, rng):
     for weights in (softmax, guarded):
         g = Graph()
         groups.append(g.group(whole(g, (1, 1, 37, 44), 37, 44, weights)))
-    checked = check_offers(InTurn(SplitProvider()), groups, *units, rng)
+    checked = check_offers(InTurn(OnUnits(AttentionProvider())), groups, *units, rng)
     assert {offer.pairs for _, offer, _ in checked} == {1, 4, 6}
 
 
 def test_matrix_units_multiply_what_is_not_finite(units, rng):
     """A score that is infinite or no number, and values that are, go where the reference has them."""
     group, (target, builder) = plain((1,), 35, 40, 20, 24), units
-    for offer in SplitProvider().offer(group, target):
-        kernel = SplitProvider().build(group, offer, target)
+    for offer in OnUnits(AttentionProvider()).offer(group, target):
+        kernel = AttentionProvider().build(group, offer, target)
         library = load_kernels([kernel], builder)
         numbers = [(k, number) for k in range(3) for number in (np.inf, -np.inf, np.nan)] + [(2, 3e38)]
         for (operand, number), place in itertools.product(numbers, ((0, 3, 5), (0, 18, 17))):

@@ -29,7 +29,7 @@ from korch.tile.ir.parse import parse_program
 from korch.tile.ir.program import Contract
 from korch.tile.ir.text import format_program
 from tests.provider.linear_groups import Graph
-from tests.support.in_turn import InTurn
+from tests.support.in_turn import InTurn, OnUnits
 from tests.support.matrix_units import is_software, matrix_units
 
 
@@ -242,17 +242,6 @@ def units(target, tmp_path_factory):
     return matrix_units(target, tmp_path_factory.mktemp("units"))
 
 
-class SplitConvProvider(ConvProvider):
-    """Offers the matrix units only."""
-
-    def offer(self, group, target):
-        offers = super().offer(group, target)
-        assert not isinstance(offers, Refusal)
-        split = [offer for offer in offers if offer.variant.startswith(SPLIT)]
-        assert split, group.text
-        return split
-
-
 @pytest.mark.long
 def test_matrix_units_convolve_all_shapes(units, rng):
     n = 16
@@ -283,7 +272,7 @@ def test_matrix_units_convolve_all_shapes(units, rng):
             one((1, 2 * n, 6, 7), doubled),
         ]
     groups.append(one((1, 18 * n, 7, 30), lambda g, x: conv(g, x, 16 * n, stride=2)))
-    found = check_offers(InTurn(SplitConvProvider()), groups, *units, rng)
+    found = check_offers(InTurn(OnUnits(ConvProvider())), groups, *units, rng)
     assert len({offer.inputs[0] for _, offer, _ in found}) == 2
 
 
@@ -362,7 +351,7 @@ def check_what_has_no_components(each: Group, arrays, machine: Target, builder: 
     with np.errstate(all="ignore"):
         expected = reference.run(each.body, feeds, exact=True)["o0"].astype(np.float32)
     results = []
-    for offer in SplitConvProvider().offer(each, machine):
+    for offer in OnUnits(ConvProvider()).offer(each, machine):
         kernel = ConvProvider().build(each, offer, machine)
         assert not isinstance(kernel, Refusal)
         (found,) = run_kernel(kernel, each, offer, arrays, builder)
@@ -396,7 +385,7 @@ def test_pads_are_told_apart_where_sums_are_computed_again(units, rng):
     feeds = {f"i{i}": a for i, a in enumerate(arrays)}
     expected = reference.run(each.body, feeds, exact=True)["o0"]
     known = np.delete(np.arange(64), [3, 40])
-    for offer in SplitConvProvider().offer(each, small):
+    for offer in OnUnits(ConvProvider()).offer(each, small):
         kernel = ConvProvider().build(each, offer, small)
         assert not isinstance(kernel, Refusal)
         (found,) = run_kernel(kernel, each, offer, arrays, builder)
@@ -418,7 +407,7 @@ def test_split_convolutions_are_as_exact_as_float32(units, rng):
     chain = np.zeros(exact.shape, np.float32)
     for i, j, c in np.ndindex(3, 3, 80):
         chain += padded[:, c : c + 1, i : i + 9, j : j + 9] * w[None, :, c, i, j, None, None]
-    for offer in SplitConvProvider().offer(each, small):
+    for offer in OnUnits(ConvProvider()).offer(each, small):
         kernel = ConvProvider().build(each, offer, small)
         assert not isinstance(kernel, Refusal)
         (found,) = run_kernel(kernel, each, offer, [x, w], builder)

@@ -14,7 +14,7 @@ from korch.primitive.ops.reduce import ReduceAttributes
 from korch.provider.cache_room import SHARES
 from korch.provider.gemm import GemmProvider
 from korch.provider.gemm.blocking import VectorBlocking, have_conflicts
-from korch.provider.provider import SPLIT, Kernel
+from korch.provider.provider import Kernel
 from korch.provider.tile_kernel import kernel_of
 from korch.schedule.contraction import contraction_of
 from korch.schedule.products import ProductBlocking
@@ -29,6 +29,7 @@ from korch.tile.ir.program import Contract, Registers
 from korch.tile.ir.text import format_program
 from korch.tile.lower.staging import Machine
 from tests.provider.linear_groups import Graph
+from tests.support.in_turn import OnUnits
 from tests.support.matrix_units import matrix_units
 
 
@@ -367,23 +368,10 @@ def test_operands_whose_terms_or_columns_are_apart(target, builder, rng):
     check_offers(GemmProvider(), [first, second], target, builder, rng)
 
 
-class SplitGemmProvider(GemmProvider):
-    """Offers the matrix units only."""
-
-    def offer(self, group, target):
-        return split_offers(group, target)
-
-
 @pytest.fixture(scope="session")
 def units(target, tmp_path_factory):
     """A target with matrix units, and a compiler for it."""
     return matrix_units(target, tmp_path_factory.mktemp("units"))
-
-
-def split_offers(group: Group, target: Target) -> list[Offer]:
-    offers = GemmProvider().offer(group, target)
-    assert not isinstance(offers, Refusal)
-    return [offer for offer in offers if offer.variant == SPLIT]
 
 
 @pytest.mark.parametrize(
@@ -434,7 +422,7 @@ def is_kept(request, monkeypatch):
 
 def test_constant_operands_come_in_components_or_are_split_in_each_run_where_components_do_not_stay_in_the_cache(units):
     for n, constant, kept in ((300, True, {True}), (400, True, {True, False}), (300, False, {False})):
-        offers = split_offers(product((100, 140), (140, n), constant=constant), units[0])
+        offers = OnUnits(GemmProvider()).offer(product((100, 140), (140, n), constant=constant), units[0])
         assert {offer.inputs[1].is_split for offer in offers} == kept and len(offers) == len(kept)
 
 
@@ -448,7 +436,7 @@ def test_matrix_units_multiply_all_shapes(units, rng):
         product((3, 1, 40, 50), (1, 2, 50, 48), constant=False),
         product((200, 300), (300, 100), constant=False),  # rows are shared out
     ]
-    assert check_offers(SplitGemmProvider(), groups, *units, rng)
+    assert check_offers(OnUnits(GemmProvider()), groups, *units, rng)
 
 
 def test_operands_are_packed_before_they_are_split(units, rng):
@@ -456,14 +444,14 @@ def test_operands_are_packed_before_they_are_split(units, rng):
     g = Graph()
     turned = g.group(g.add("matmul", [transposed(g, g.tensor(36, 40), 1, 0), transposed(g, g.tensor(50, 36), 1, 0)]))
     groups = [turned, product((40, 17), (17, 1024), constant=False)]
-    for _, _, kernel in check_offers(SplitGemmProvider(), groups, *units, rng):
+    for _, _, kernel in check_offers(OnUnits(GemmProvider()), groups, *units, rng):
         assert "pb" in {buffer.name for buffer in kernel.program.buffers}
 
 
 def test_constant_operands_may_be_split_in_each_run(units, rng, monkeypatch):
     monkeypatch.setitem(SHARES, "constant", 0.0)
     groups = [product(*shapes) for shapes in (((49, 33), (33, 70)), ((500, 40), (40, 64)))]
-    checked = check_offers(SplitGemmProvider(), groups, *units, rng)
+    checked = check_offers(OnUnits(GemmProvider()), groups, *units, rng)
     kept = {(group.key, any(layout.is_split for layout in offer.inputs)) for group, offer, _ in checked}
     assert kept == {(group.key, is_kept) for group in groups for is_kept in (True, False)}
 
@@ -471,7 +459,7 @@ def test_constant_operands_may_be_split_in_each_run(units, rng, monkeypatch):
 def split_kernel(units, group: Group, is_kept: bool):
     """Return a function that runs a group on the matrix units, whose constant operand is kept as components or not."""
     target, builder = units
-    (offer,) = (offer for offer in split_offers(group, target) if offer.inputs[1].is_split == is_kept)
+    (offer,) = (offer for offer in OnUnits(GemmProvider()).offer(group, target) if offer.inputs[1].is_split == is_kept)
     kernel = GemmProvider().build(group, offer, target)
     assert not isinstance(kernel, Refusal)
     return lambda *inputs: run_kernel(kernel, group, offer, inputs, builder)[0]

@@ -30,6 +30,7 @@ from korch.testing.samples import random_arrays
 from korch.tile.ir.program import Split
 from tests.provider.linear_groups import Graph
 from tests.provider.test_instruction_sets import attended, convolved, in_winograds_space, products
+from tests.support.in_turn import OnUnits
 from tests.support.matrix_units import matrix_units
 
 HALF = (DType.F16, DType.BF16)
@@ -128,24 +129,6 @@ def narrow_product(
     return g.group(cast(g, g.with_number("max", y, -3.0), types[0]))
 
 
-class UnitsProvider(GemmProvider):
-    """Offers the matrix units only."""
-
-    def offer(self, group, target):
-        offers = super().offer(group, target)
-        assert not isinstance(offers, Refusal)
-        return [offer for offer in offers if offer.pairs]
-
-
-class ConvUnitsProvider(ConvProvider):
-    """Offers the matrix units only."""
-
-    def offer(self, group, target):
-        offers = super().offer(group, target)
-        assert not isinstance(offers, Refusal)
-        return [offer for offer in offers if offer.pairs]
-
-
 TYPES = (
     *itertools.product((DType.F32, DType.F16, DType.BF16), repeat=2),
     (DType.F32, DType.I8),
@@ -167,7 +150,7 @@ def test_matrix_units_multiply_as_many_components_as_a_type_has(units, rng, type
     groups = [narrow_product(types, both, is_constant=True) for both in shapes]
     if types[1].is_float:
         groups.append(narrow_product(types, ((2, 35, 33), (2, 33, 34)), is_constant=False))
-    checked = check_offers(UnitsProvider(), groups, machine, builder, rng)
+    checked = check_offers(OnUnits(GemmProvider()), groups, machine, builder, rng)
     for _, offer, kernel in checked:
         assert offer.pairs == sum(i + j < 3 for i in range(a) for j in range(b))
         made = [layout for buffer in kernel.program.buffers for layout in buffer.layout if isinstance(layout, Split)]
@@ -192,7 +175,7 @@ def test_matrix_units_convolve_images_of_few_components(units, rng, half, pairs)
         attributes = ConvAttributes((stride, stride), (pad, pad), (pad, pad), (1, 1), 1)
         y = g.add("conv", [cast(g, x, DType.F32), cast(g, w, DType.F32)], attributes)
         groups.append(g.group(cast(g, y, half)))
-    checked = check_offers(ConvUnitsProvider(), groups, machine, builder, rng)
+    checked = check_offers(OnUnits(ConvProvider()), groups, machine, builder, rng)
     assert {group.key for group, *_ in checked} == {group.key for group in groups}
     assert all(offer.pairs == pairs for _, offer, _ in checked)
 
@@ -200,9 +183,9 @@ def test_matrix_units_convolve_images_of_few_components(units, rng, half, pairs)
 def test_matrix_units_multiply_products_of_few_components_of_few_rows(units, rng):
     machine, builder = units
     groups = [narrow_product((DType.BF16, DType.BF16), ((m, 70), (70, 65)), is_constant=True) for m in (4, 16)]
-    assert check_offers(UnitsProvider(), groups, machine, builder, rng)
+    assert check_offers(OnUnits(GemmProvider()), groups, machine, builder, rng)
     few = narrow_product((DType.F32, DType.F32), ((16, 70), (70, 65)), is_constant=True)
-    assert UnitsProvider().offer(few, machine) == []
+    assert OnUnits(GemmProvider()).offer(few, machine) == []
 
 
 def test_numbers_are_of_one_component_only_if_their_type_says_so():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import pytest
 
@@ -23,29 +22,24 @@ from korch.provider.provider import load_providers
 from korch.report.alternatives.savings import add_savings, rule_savings
 from korch.search.instance import Answers, Instance, collect_candidates
 from korch.target import Target
+from tests.support.facts import Facts
 
 OPTIONS = Options(search=SearchLimits(max_primitives=2))
 
 
-@dataclass
-class Costs:
+class Costs(Facts):
     """A cost for every kernel: its operations, a call, and a bit; some are as if not measured.
 
     A call costs more than any bit, so two kernels are never cheaper than one that does the same.
     """
 
-    unmeasured: frozenset[str] = frozenset()
-    facts: dict[str, str] = field(default_factory=dict)
+    def __init__(self, unmeasured: frozenset[str] = frozenset()) -> None:
+        super().__init__()
+        self.unmeasured = unmeasured
 
     @property
     def database(self) -> Costs:
         return self
-
-    def fact(self, name: str) -> str | None:
-        return self.facts.get(name)
-
-    def put_fact(self, name: str, value: str) -> None:
-        self.facts[name] = value
 
     def record(self, candidate: str) -> Measured | Failed | None:
         return None

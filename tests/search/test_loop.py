@@ -32,15 +32,17 @@ from korch.search.propose import of_each_kind
 from korch.search.recall import Solved, keep_solved, recall_solved
 from korch.system.deadline import Deadline
 from korch.target import Target
+from tests.support.facts import Facts
 from tests.support.random_graph import random_graph
 
 EXACT = Options(search=SearchLimits(gap=0.0, patience=1000, solver_seconds=20.0, max_measured=1.0))
 
 
-class ScriptedMeter:
+class ScriptedMeter(Facts):
     """Costs from a table: a true time, and a bound that is a random share of it."""
 
     def __init__(self, candidates: Sequence[Candidate], seed: int, broken: int = 0) -> None:
+        super().__init__()
         rng = random.Random(seed)
         self.true: dict[str, int] = {}
         self.bounds: dict[str, int] = {}
@@ -336,23 +338,9 @@ def test_nothing_is_timed_again_without_time() -> None:
     assert not meter.again
 
 
-class Facts(ScriptedMeter):
-    """A meter that also keeps facts."""
-
-    def __init__(self, candidates: Sequence[Candidate], seed: int) -> None:
-        super().__init__(candidates, seed)
-        self.facts: dict[str, str] = {}
-
-    def fact(self, name: str) -> str | None:
-        return self.facts.get(name)
-
-    def put_fact(self, name: str, value: str) -> None:
-        self.facts[name] = value
-
-
 def test_a_solved_instance_is_recalled_and_a_damaged_one_is_not() -> None:
     graph, candidates = instance(11)
-    memory = Facts(candidates, 11)
+    memory = ScriptedMeter(candidates, 11)
     ledger = Ledger(memory)
     found = Search(Instance(graph, candidates), ledger, EXACT).run()
     solved = Solved(found, {"searched": found.steps})

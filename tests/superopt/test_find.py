@@ -21,6 +21,7 @@ from korch.superopt.verify import verify
 from korch.system.deadline import Deadline
 from korch.tile.ir.program import Contract, Loop, TileProgram
 from tests.support.blocks import BLOCKS, GROUPS, Block, attention, rms_norm_product
+from tests.support.facts import Facts
 
 MACHINE = CacheMachine(4, 2, 1 << 16)
 
@@ -109,21 +110,8 @@ def test_pruning_by_expressions_leaves_all_programs():
     assert free.visited > 2 * pruned.visited
 
 
-class Kept:
-    """Facts in memory."""
-
-    def __init__(self) -> None:
-        self.facts: dict[str, str] = {}
-
-    def fact(self, name: str) -> str | None:
-        return self.facts.get(name)
-
-    def put_fact(self, name: str, value: str) -> None:
-        self.facts[name] = value
-
-
 def searched(
-    kept: Kept, groups: Sequence[Group], seconds: float, machine: CacheMachine = MACHINE, version: str = "1"
+    kept: Facts, groups: Sequence[Group], seconds: float, machine: CacheMachine = MACHINE, version: str = "1"
 ) -> SuperoptProvider:
     provider = SuperoptProvider(kept, machine)
     provider.version = version
@@ -131,12 +119,12 @@ def searched(
     return provider
 
 
-def found_by(kept: Kept, group: Group, seconds: float, machine: CacheMachine = MACHINE, version: str = "1") -> Finding:
+def found_by(kept: Facts, group: Group, seconds: float, machine: CacheMachine = MACHINE, version: str = "1") -> Finding:
     return searched(kept, [group], seconds, machine, version).find(group)
 
 
 def test_results_are_kept_by_group():
-    kept, group = Kept(), group_of(BLOCKS["lora"]())
+    kept, group = Facts(), group_of(BLOCKS["lora"]())
     assert SuperoptProvider(kept, MACHINE).find(group).reason == "it was not searched"
     first = found_by(kept, group, 30.0)
     again = found_by(kept, replace(group, inputs=group.inputs), 0.0)
@@ -147,7 +135,7 @@ def test_results_are_kept_by_group():
 
 
 def test_it_is_known_whether_there_are_results():
-    kept, group = Kept(), group_of(BLOCKS["lora"]())
+    kept, group = Facts(), group_of(BLOCKS["lora"]())
     assert not searched(kept, [group], 0.0).has_results(kept.fact)
     assert searched(kept, [group], 30.0).has_results(kept.fact)
     assert searched(kept, [group], 0.0).report() == searched(kept, [group], 0.0).report() != ()
@@ -155,7 +143,7 @@ def test_it_is_known_whether_there_are_results():
 
 
 def test_only_groups_with_programs_are_asked_for():
-    graph, kept = BLOCKS["lora"](), Kept()
+    graph, kept = BLOCKS["lora"](), Facts()
     (shape,) = searched(kept, [group_of(graph)], 0.0).group_shapes
     assert [*shape(graph, [])] == []
     (shape,) = searched(kept, [group_of(graph)], 30.0).group_shapes
@@ -167,7 +155,7 @@ PROGRAM = '{"programs": [{"text": "%s", "packed": [], "turns": 1, "steps": [], "
 
 @pytest.mark.parametrize("damage", ["", '{"programs": 3}', PROGRAM % "x"])
 def test_a_damaged_result_is_searched_again(damage):
-    kept, group = Kept(), group_of(BLOCKS["lora"]())
+    kept, group = Facts(), group_of(BLOCKS["lora"]())
     found_by(kept, group, 30.0)
     (name,) = (name for name in kept.facts if name.endswith(group.key))
     kept.facts[name] = damage
@@ -176,13 +164,13 @@ def test_a_damaged_result_is_searched_again(damage):
 
 
 def test_a_search_that_was_cut_short_is_not_kept():
-    kept, group = Kept(), group_of(BLOCKS["lora"]())
+    kept, group = Facts(), group_of(BLOCKS["lora"]())
     assert not found_by(kept, group, 1e-9).programs
     assert not kept.facts
 
 
 def test_recorded_answers_count():
-    kept, group, asked = Kept(), group_of(BLOCKS["lora"]()), []
+    kept, group, asked = Facts(), group_of(BLOCKS["lora"]()), []
     recorded = '{"reason": "as recorded"}'
 
     def answer(kind: str, question: object, ask: Callable[[], str]) -> str:

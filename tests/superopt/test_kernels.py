@@ -17,8 +17,9 @@ from korch.superopt.sizes import CacheMachine
 from korch.system.deadline import Deadline
 from korch.target import Target, detect_target
 from korch.testing.kernels import check_kernel, load_kernels
-from tests.superopt.test_find import Kept, group_of
+from tests.superopt.test_find import group_of
 from tests.support import blocks
+from tests.support.facts import Facts
 
 SIZES = {
     "attention": lambda: blocks.attention(2, 19, 70, 16, 24),
@@ -35,7 +36,7 @@ def target() -> Target:
 
 
 def provider_for(target: Target, effort: Effort = DEFAULT_EFFORT) -> SuperoptProvider:
-    return SuperoptProvider(Kept(), CacheMachine(target.lanes, 2, target.l2_bytes), effort)
+    return SuperoptProvider(Facts(), CacheMachine(target.lanes, 2, target.l2_bytes), effort)
 
 
 def offers_of(provider: SuperoptProvider, group: Group, target: Target) -> list[Offer]:

@@ -21,8 +21,9 @@ from korch.superopt.provider import SuperoptProvider
 from korch.superopt.sizes import CacheMachine
 from korch.target import detect_target
 from tests.superopt.superopt_programs import LORA
-from tests.superopt.test_find import Kept, group_of
+from tests.superopt.test_find import group_of
 from tests.support.blocks import BLOCKS
+from tests.support.facts import Facts
 
 
 def lora() -> onnx.ModelProto:
@@ -80,7 +81,7 @@ def test_seconds_below_0_are_refused() -> None:
 
 def test_found_programs_are_explained() -> None:
     plan, report = korch.optimize(lora(), measure=False, threads=1).plan, Report()
-    group, provider = group_of(BLOCKS["lora"]()), SuperoptProvider(Kept(), CacheMachine(4, 2, 1 << 16))
+    group, provider = group_of(BLOCKS["lora"]()), SuperoptProvider(Facts(), CacheMachine(4, 2, 1 << 16))
     found = FoundProgram(LORA, (), 1, ("before: e2 = contract(e0, e1) along a0",), 1500.0)
     provider.known[group.key] = Finding((found,))
     (offer,) = provider.offer(group, detect_target(1, ""))

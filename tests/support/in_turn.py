@@ -1,4 +1,4 @@
-"""A provider that makes one offer for each group, and cycles through the offers of another provider."""
+"""Providers that make some of the offers of another provider."""
 
 from __future__ import annotations
 
@@ -25,3 +25,12 @@ class InTurn:
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
         """Return the kernel that the wrapped provider builds."""
         return self.provider.build(group, offer, target)
+
+
+class OnUnits(InTurn):
+    """Makes a provider's offers whose products are of components, on matrix units."""
+
+    def offer(self, group: Group, target: Target) -> Sequence[Offer]:
+        """Return these offers; none if the provider makes none for the group."""
+        offers = self.provider.offer(group, target)
+        return [] if isinstance(offers, Refusal) else [offer for offer in offers if offer.pairs]

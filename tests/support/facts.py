@@ -1,0 +1,18 @@
+"""Facts of a search, kept in memory instead of a database."""
+
+from __future__ import annotations
+
+
+class Facts:
+    """Keeps facts by name."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, str] = {}
+
+    def fact(self, name: str) -> str | None:
+        """Return a fact; None if there is none of this name."""
+        return self.facts.get(name)
+
+    def put_fact(self, name: str, value: str) -> None:
+        """Keep a fact."""
+        self.facts[name] = value
