@@ -13,7 +13,6 @@ import onnx
 import onnxruntime
 import pytest
 
-from korch.ablation import Ablation
 from korch.candidate.candidate import Refusal
 from korch.cuda import engine
 from korch.cuda.kernel import CudaKernel, Network
@@ -23,19 +22,16 @@ from korch.cuda.runtime.executable import open_engines
 from korch.cuda.runtime.record import archive_of, read_program
 from korch.cuda.target import NOMINAL
 from korch.errors import CompileError, ProviderError, UnsupportedError
-from korch.limits import SearchLimits
-from korch.options import Options
 from korch.primitive import reference
 from korch.primitive.ops.linear import ConvAttributes
 from korch.provider import tensorrt
 from korch.report.doctor import examine
 from korch.testing.kernels import group_family, group_terms
-from korch.testing.samples import random_arrays, random_inputs
+from korch.testing.samples import random_arrays
 from korch.testing.tolerance import assert_same
 from tests.cuda import cuda_groups as groups
 from tests.cuda import fake_tensorrt
-from tests.cuda.test_whole_plans import program_of
-from tests.support.cuda_issue import issue_on_cpu
+from tests.cuda.test_whole_plans import check_issued, options_of, program_of
 from tests.tile.tile_groups import Graph
 
 MEASURED = replace(NOMINAL[90], is_nominal=False)
@@ -198,30 +194,18 @@ def program(library, tmp_path, monkeypatch):
         self.target = replace(self.target, is_nominal=False)
 
     monkeypatch.setattr(CudaMeter, "__init__", begin)
-    options = Options(
-        target="cuda:sm_90",
-        measure=False,
-        search=SearchLimits(partition="off"),
-        cache_folder=tmp_path,
-        ablation=Ablation(baselines=False),
-    )
     left_out = ("torch", "triton-product", "triton-attention", "triton-winograd")
-    return program_of("tiny_candy", options, left_out)
+    return program_of("tiny_candy", options_of("tiny_candy", tmp_path), left_out)
 
 
 def test_a_plan_with_engines_is_built_kept_and_run(program, tmp_path):
-    torch = pytest.importorskip("torch")
+    pytest.importorskip("torch")
     made, split = program
     assert made.engines and made.engine_maker.startswith(f"TensorRT {fake_tensorrt.VERSION}, ")
     archive_of(made).write(tmp_path / "p.korch")
     again = read_program(tmp_path / "p.korch")
     assert replace(again, weights=made.weights) == made
-    inputs = random_inputs(split, np.random.default_rng(0))
-    expected = reference.run(split, inputs, exact=True)
-    found = issue_on_cpu(again, [torch.from_numpy(inputs[name]) for name, _ in split.inputs])
-    for (name, _), tensor in zip(split.outputs, found, strict=True):
-        error = np.abs(tensor.numpy().astype(np.float64) - expected[name]).max()
-        assert error <= 1e-4 * np.abs(expected[name]).max(), name
+    check_issued(again, split, 1e-4)
 
 
 class _Torch:

@@ -45,6 +45,23 @@ def build_program(graph, steps, meter):
     return build_cuda(graph, steps, meter.target, meter.compiler)
 
 
+def options_of(name, cache_folder, **more):
+    limits = SearchLimits(partition="off", max_primitives=MOST_PRIMITIVES.get(name, 24))
+    quick = {"measure": False, "search": limits, "ablation": Ablation(baselines=False)}
+    return Options(target="cuda:sm_90", cache_folder=cache_folder, **quick, **more)
+
+
+def check_issued(program, split, allowed):
+    """Compare what a program computes on random inputs with the reference."""
+    inputs = random_inputs(split, np.random.default_rng(0))
+    expected = reference.run(split, inputs, exact=True)
+    torch = pytest.importorskip("torch")
+    found = issue_on_cpu(program, [torch.from_numpy(inputs[name]) for name, _ in split.inputs])
+    for (name, _), tensor in zip(split.outputs, found, strict=True):
+        error = np.abs(tensor.numpy().astype(np.float64) - expected[name]).max()
+        assert error <= allowed * np.abs(expected[name]).max(), name
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "precision", "allowed"),
@@ -58,49 +75,24 @@ def build_program(graph, steps, meter):
     ],
 )
 def test_a_plan_computes_what_the_model_does(name, precision, allowed, tmp_path, cache_folder):
-    torch = pytest.importorskip("torch")
-    options = Options(
-        target="cuda:sm_90",
-        precision=precision,
-        measure=False,
-        search=SearchLimits(partition="off", max_primitives=MOST_PRIMITIVES.get(name, 24)),
-        ablation=Ablation(baselines=False),
-        cache_folder=cache_folder,
-    )
-    program, split = program_of(name, options)
-    inputs = random_inputs(split, np.random.default_rng(0))
-    expected = reference.run(split, inputs, exact=True)
+    pytest.importorskip("torch")
+    program, split = program_of(name, options_of(name, cache_folder, precision=precision))
     archive_of(program).write(tmp_path / "p.korch")
     again = read_program(tmp_path / "p.korch")
     assert replace(again, weights=program.weights) == program
     for i in range(len(program.weights)):
         assert np.array_equal(again.weights.array(i), program.weights.array(i))
-    found = issue_on_cpu(again, [torch.from_numpy(inputs[name]) for name, _ in split.inputs])
-    for (name, _), tensor in zip(split.outputs, found, strict=True):
-        error = np.abs(tensor.numpy().astype(np.float64) - expected[name]).max()
-        assert error <= allowed * np.abs(expected[name]).max(), name
+    check_issued(again, split, allowed)
 
 
 @pytest.mark.parametrize("name", ["tiny_candy", "tiny_transformer"])
 def test_an_executable_issues_what_the_model_does(name, cache_folder):
     """Products are calls of PyTorch here: their results lie beside the arena."""
-    torch = pytest.importorskip("torch")
-    options = Options(
-        target="cuda:sm_90",
-        measure=False,
-        search=SearchLimits(partition="off", max_primitives=MOST_PRIMITIVES.get(name, 24)),
-        ablation=Ablation(baselines=False),
-        cache_folder=cache_folder,
-    )
+    pytest.importorskip("torch")
     products = ("triton-product", "triton-attention", "triton-winograd")
-    program, split = program_of(name, options, products)
+    program, split = program_of(name, options_of(name, cache_folder), products)
     assert any(step.call for step in program.steps) and any(s.launches for s in program.steps)
-    inputs = random_inputs(split, np.random.default_rng(0))
-    expected = reference.run(split, inputs, exact=True)
-    found = issue_on_cpu(program, [torch.from_numpy(inputs[name]) for name, _ in split.inputs])
-    for (name, _), tensor in zip(split.outputs, found, strict=True):
-        error = np.abs(tensor.numpy().astype(np.float64) - expected[name]).max()
-        assert error <= 1e-4 * np.abs(expected[name]).max(), name
+    check_issued(program, split, 1e-4)
 
 
 def test_values_without_axes_are_inputs_and_outputs(cache_folder):

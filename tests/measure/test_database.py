@@ -121,17 +121,6 @@ def test_a_damaged_file_is_moved_aside(tmp_path, caplog):
     ]
 
 
-def test_damage_that_sqlite_quotes_is_healed(tmp_path):
-    Database(tmp_path, "here").close()
-    path = tmp_path / f"kernels-{SCHEMA_VERSION}.sqlite"
-    path.write_bytes(path.read_bytes().replace(b"records (", b"records \xe5"))  # no UTF-8
-    database = Database(tmp_path, "here")
-    database.put_record("a", SLOW)
-    assert database.record("a") == SLOW
-    database.close()
-    assert path.with_suffix(".damaged").exists()
-
-
 @pytest.mark.parametrize("is_write", [False, True])
 def test_damage_while_it_is_open_is_healed(tmp_path, is_write):
     database = Database(tmp_path, "here")

@@ -33,15 +33,16 @@ from tests.provider.test_instruction_sets import FAMILIES
 from tests.provider.test_running import GROUPS as RUNNING
 from tests.provider.test_stored import stored
 from tests.provider.test_top import GROUPS as TOP
-from tests.superopt.test_find import Kept, group_of
+from tests.superopt.test_find import group_of
 from tests.support import blocks
+from tests.support.facts import Facts
 
 
 class Searching(SuperoptProvider):
     """Searches for the programs of a group when it is asked for offers."""
 
     def __init__(self) -> None:
-        super().__init__(Kept(), CacheMachine(16, 2, 64 << 10))
+        super().__init__(Facts(), CacheMachine(16, 2, 64 << 10))
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         self.search([group], lambda kind, question, ask: ask(), Deadline())

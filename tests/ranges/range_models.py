@@ -95,18 +95,24 @@ def padded(whole: Masked, feeds: Mapping[str, Array]) -> dict[str, Array]:
     return {name: Padded(form, array.dtype).fill(array) for (name, array), form in pairs}
 
 
-def worst_error(source: bytes, shapes: Shapes, whole: Masked, sizes: Sizes, *, without_masks: bool = False) -> float:
-    """Return the largest difference between a masked model and the model of a size, both in float64."""
+def at_sizes(
+    source: bytes, shapes: Shapes, whole: Masked, sizes: Sizes
+) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
+    """Return what the model of a size computes in float64, a masked model's inputs for it, and its masks."""
     graph = primitives(source, shapes, sizes)
     types = {name: graph.types[v] for name, v in graph.inputs}
     feeds = random_arrays({name: (t.shape, t.dtype.numpy) for name, t in types.items()}, sum(sizes))
-    wanted = reference.run(graph, feeds)
-    given = padded(whole, feeds)
     masks = {hidden.name: hidden.array(sizes) for hidden in whole.plan.hidden}
+    return reference.run(graph, feeds), padded(whole, feeds), masks
+
+
+def worst_error(source: bytes, shapes: Shapes, whole: Masked, sizes: Sizes, *, without_masks: bool = False) -> float:
+    """Return the largest difference between a masked model and the model of a size, both in float64."""
+    wanted, given, masks = at_sizes(source, shapes, whole, sizes)
     given |= {name: np.ones_like(mask) for name, mask in masks.items()} if without_masks else masks
     found = reference.run(whole.graph, given)
     errors = [0.0]
-    for (name, _), form in zip(graph.outputs, whole.plan.outputs, strict=True):
+    for name, form in zip(wanted, whole.plan.outputs, strict=True):
         part = OutputCut.of(form, sizes).apply(found[name])
         assert part.shape == wanted[name].shape
         assert np.array_equal(np.isnan(part), np.isnan(wanted[name]))

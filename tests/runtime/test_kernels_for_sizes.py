@@ -16,10 +16,8 @@ from korch.candidate.candidate import Candidate
 from korch.candidate.enumerate import enumerate_groups
 from korch.candidate.layout import Layout
 from korch.events.kernels import has_tasks
-from korch.inputs import random_arrays
 from korch.measure.cpu import CpuMeter
 from korch.options import Options
-from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
 from korch.provider import tile_kernel
@@ -34,7 +32,7 @@ from korch.testing.emulated import Emulated
 from korch.testing.kernels import load_kernels
 from tests.provider.test_verified import shorter
 from tests.ranges import range_models
-from tests.ranges.range_models import as_served, masked_model, model, padded, primitives, weight
+from tests.ranges.range_models import as_served, at_sizes, masked_model, model, weight
 
 LENGTH = 21
 SHAPES = {"n": (range(1, LENGTH + 1),)}
@@ -162,19 +160,25 @@ def wrong_sizes(
     shapes: Mapping[str, tuple[range]] = SHAPES,
 ) -> list[int]:
     """Return the sizes at which a plan does not give the model's results."""
-    wrong, (sizes_of_n,) = [], shapes["n"]
-    for sizes in ((n,) for n in LENGTHS if n in sizes_of_n):
-        model = primitives(source, shapes, sizes)
-        types = {name: model.types[value] for name, value in model.inputs}
-        feeds = random_arrays({name: (t.shape, t.dtype.numpy) for name, t in types.items()}, sum(sizes))
-        wanted = reference.run(model, feeds)
-        given = padded(whole, feeds)
-        given |= {hidden.name: hidden.array(sizes) for hidden in whole.plan.hidden}
-        found = execute(whole.graph, steps, library, given)
-        for (name, _), form in zip(model.outputs, whole.plan.outputs, strict=True):
-            if not np.allclose(OutputCut.of(form, sizes).apply(found[name]), wanted[name], rtol=1e-3, atol=1e-4):
-                wrong.append(sizes[0])
-    return wrong
+    (sizes_of_n,) = shapes["n"]
+    return [n for n in LENGTHS if n in sizes_of_n and is_wrong(source, whole, steps, library, shapes, (n,))]
+
+
+def is_wrong(
+    source: bytes,
+    whole: Masked,
+    steps: Sequence[PlanStep[Kernel]],
+    library: ctypes.CDLL,
+    shapes: Mapping[str, tuple[range]],
+    sizes: tuple[int, ...],
+) -> bool:
+    """Return whether a plan does not give the model's results at a size."""
+    wanted, given, masks = at_sizes(source, shapes, whole, sizes)
+    found = execute(whole.graph, steps, library, given | masks)
+    return not all(
+        np.allclose(OutputCut.of(form, sizes).apply(found[name]), wanted[name], rtol=1e-3, atol=1e-4)
+        for name, form in zip(wanted, whole.plan.outputs, strict=True)
+    )
 
 
 def planner_of(whole: Masked, meter: CpuMeter, options: Options) -> Planner:
