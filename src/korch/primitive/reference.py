@@ -106,7 +106,7 @@ def apply(graph: PrimitiveGraph, primitive: Primitive, values: Mapping[int, Arra
     if exact and type_.dtype.is_float:
         return result
     with np.errstate(all="ignore"):
-        return result.astype(type_.dtype.numpy)
+        return result.astype(type_.dtype.numpy, copy=False)
 
 
 def run_loop(inputs: Sequence[Array], loop: LoopAttributes, roundings: np.random.Generator | None = None) -> Array:
@@ -249,4 +249,4 @@ def _constant(graph: PrimitiveGraph, value: int, exact: bool) -> Array:
 
 
 def _widen(array: Array, dtype: DType, exact: bool) -> Array:
-    return array.astype(np.float64 if exact and dtype.is_float else dtype.numpy)
+    return array.astype(np.float64 if exact and dtype.is_float else dtype.numpy, copy=False)
