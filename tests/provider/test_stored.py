@@ -26,14 +26,17 @@ def stored(
     after: bool = False,
     turned: bool = False,
 ) -> Group:
-    """Return a product by constant weights; zero points are an input if no number is given."""
+    """Return a product by constant weights; zero points are an input if no number is given.
+
+    The scales of blocks of 16 terms are stored as float16.
+    """
     g, at = Graph(), StoredAttributes(bits, block, zero or 0)
     blocks = -(-a[-1] // block)
     dtype = np.int8 if signed else np.uint8
     info = np.iinfo(dtype)
     q = g.rng.integers(info.min, info.max + 1, (-(-blocks * block // at.each), n)).astype(dtype)
     points = g.rng.integers(0, 1 << min(bits, 7), (blocks, n)).astype(dtype)
-    scales = g.rng.uniform(0.5, 2, (blocks, n)).astype(np.float32) / (1 << bits)
+    scales = (g.rng.uniform(0.5, 2, (blocks, n)) / (1 << bits)).astype(np.float16 if block == 16 else np.float32)
     x = g.tensor(*a)
     if turned:
         x = g.add(

@@ -342,7 +342,8 @@ class OnnxNodes:
         given = self.literal(np.array(at.zero).astype(types[0].dtype.numpy), types[0].dtype)
         zero = widened(repeated(zeros[0])) if zeros else given
         wide = self.add("Sub", [widened(self.slice(q, (0, 0), (terms, columns), (1, 1))), zero])
-        scaled = self.add("Mul", [wide, repeated(scale)])
+        scales = repeated(scale) if types[2].dtype is types[0].dtype else widened(repeated(scale))
+        scaled = self.add("Mul", [wide, scales])
         return self.add("MatMul", [a, self.slice(scaled, (0, 0), (rows, columns), (1, 1))])
 
     def gathered(self, inputs: Sequence[str], types: Sequence[ValueType]) -> str:

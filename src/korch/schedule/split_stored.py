@@ -120,10 +120,10 @@ class SplitStored(Stored):
         q, k = Axis("q", p.extent // inner, True), Axis("k", inner, True)
         begin = scale(var("q"), inner) if q.extent > 1 else constant(0)
         emitter = self.fusion.emitter({**ranges, "q": (0, q.extent - 1), "k": (0, inner - 1)})
-        _ = self.factor(emitter, add(first, begin), column)
+        _ = self.stored_factor(emitter, add(first, begin), column)
         (load,) = emitter.ops
-        if not isinstance(load, Load) or load.guards or load.dtype is not DType.F32:
-            raise NotFusedError("scales are no float32 in memory")
+        if not isinstance(load, Load) or load.guards or load.dtype not in (DType.F32, DType.F16):
+            raise NotFusedError("scales are no floats in memory")
         term = {p.name: add(begin, var("k"))}
         total, a, b = (At(at.buffer, substitute(at.index, term, emitter.ranges)) for at in operands)
         terms = (q, k) if q.extent > 1 else (k,)

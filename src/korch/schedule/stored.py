@@ -150,7 +150,13 @@ class Stored(Blocked):
         return emitter.literal(DType.I32, self.at.zero) if self.at.zero else ""
 
     def factor(self, emitter: Emitter, term: Expr, column: Expr) -> str:
-        """Return the name of the scale of a term."""
+        """Return the name of the scale of a term, as float32."""
+        found = self.stored_factor(emitter, term, column)
+        is_half = self.group.body.types[self.root.inputs[2]].dtype is DType.F16
+        return emitter.apply(DType.F32, "cast", found) if is_half else found
+
+    def stored_factor(self, emitter: Emitter, term: Expr, column: Expr) -> str:
+        """Return the name of the scale of a term, in the type in which it is stored."""
         return emitter.value(self.root.inputs[2], (self._block(emitter, term), column))
 
     def _block(self, emitter: Emitter, term: Expr) -> Expr:

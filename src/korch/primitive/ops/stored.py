@@ -40,7 +40,8 @@ def _infer(inputs: Sequence[ValueType], attributes: StoredAttributes) -> ValueTy
     blocks, n = -(-a.shape[-1] // attributes.block), q.shape[1]
     rows = -(-blocks * attributes.block // attributes.each)
     require(q.shape[0] == rows, f"matmul_stored: argument 1 is {q}, not of {rows} rows")
-    require(scale.shape == (blocks, n) and scale.dtype is a.dtype, f"matmul_stored: argument 2 is {scale}")
+    is_scale = scale.shape == (blocks, n) and scale.dtype in (a.dtype, DType.F16)
+    require(is_scale, f"matmul_stored: argument 2 is {scale}")
     for zero in inputs[3:]:
         require(zero.shape == (blocks, n) and zero.dtype is q.dtype, f"matmul_stored: argument 3 is {zero}")
     return ValueType((*a.shape[:-1], n), a.dtype)
@@ -58,7 +59,7 @@ def unpacked(q: Array, attributes: StoredAttributes) -> Array:
 def _reference(inputs: Sequence[Array], attributes: StoredAttributes) -> Array:
     a, q, scale = inputs[:3]
     zero = np.repeat(inputs[3], attributes.block, 0) if len(inputs) == 4 else np.asarray(attributes.zero)
-    scales = np.repeat(scale, attributes.block, 0)
+    scales = np.repeat(scale.astype(a.dtype), attributes.block, 0)
     wide = unpacked(q, attributes)[: len(scales)].astype(a.dtype) - zero.astype(a.dtype)
     with np.errstate(all="ignore"):
         return np.asarray(np.matmul(a, (wide * scales)[: a.shape[-1]]))
@@ -80,7 +81,7 @@ ROWS: tuple[Op, ...] = (
             Sample(("f32[2,3,8]", "u8[4,5]", "f32[2,5]"), _FOUR),
             Sample(("f32[3,10]", "u8[6,5]", "f32[3,5]", "u8[3,5]"), _FOUR),
             Sample(("f32[3,6]", "i8[8,5]", "f32[2,5]", "i8[2,5]"), StoredAttributes(8, 4)),
-            Sample(("f32[1,6]", "u8[2,5]", "f32[2,5]"), StoredAttributes(2, 3, 1)),
+            Sample(("f32[1,6]", "u8[2,5]", "f16[2,5]"), StoredAttributes(2, 3, 1)),
         ),
         refusals=(
             Sample(("f32[3,8]", "u8[4,5]"), _FOUR),

@@ -234,7 +234,7 @@ def products_fit(program: TileProgram) -> None:
     """Operands and accumulators of contractions have the types that their product requires.
 
     Operands of a float32 product, split into components or not, may also be 16-bit floats, and the second operand may
-    be bytes: they are widened when they are read.
+    be bytes: they are widened when they are read, as are factors.
     """
     types = {buffer.name: buffer.dtype for buffer in program.buffers}
     for _, _, step in _leaves(program):
@@ -243,7 +243,9 @@ def products_fit(program: TileProgram) -> None:
             wanted = {step.a.buffer: a, step.b.buffer: b, step.out.buffer: total}
             wanted |= {at.buffer: total for at in (step.rescale, step.factor) if at is not None}
             if step.product in (Product.F32, Product.SPLIT):
-                for name, narrow in ((step.a.buffer, (DType.F16, DType.BF16)), (step.b.buffer, WIDENED)):
+                halves = (DType.F16, DType.BF16)
+                reads = [(step.a.buffer, halves), (step.b.buffer, WIDENED)]
+                for name, narrow in (*reads, *((at.buffer, halves) for at in (step.factor,) if at is not None)):
                     if types[name] in narrow:
                         wanted.pop(name, None)
             for name, dtype in wanted.items():
