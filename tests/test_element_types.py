@@ -48,7 +48,9 @@ def reference(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
 def test_a_block_of_attention(name: str, cache_folder: Path) -> None:
     dtype, kind, tolerance = TYPES[name]
     model = attention(kind, dtype)
-    executable = korch.optimize(model, measure=False, ablation=Ablation(host=False), cache_folder=cache_folder)
+    executable = korch.optimize(
+        model, measure=False, ablation=Ablation(host=False, baselines=False, rules="none"), cache_folder=cache_folder
+    )
     assert "onnxruntime" not in {step.provider for step in executable.plan.steps}
     x = np.random.default_rng(1).standard_normal((2, 5, 12)).astype(np.float32).astype(dtype)
     weight = onnx.numpy_helper.to_array(model.graph.initializer[0]).astype(np.float64)
@@ -65,7 +67,9 @@ def test_a_convolution_accumulates_in_float32(name: str, cache_folder: Path) -> 
     weight = rng.standard_normal((8, 64, 3, 3)).astype(np.float32).astype(dtype)
     text = f"({kind}[1,64,9,7] x) => ({kind}[1,8,9,7] y) {{ c = Conv<pads = [1,1,1,1]>(x, w) y = Relu(c) }}"
     model = parsed(text, 22, w=weight)
-    executable = korch.optimize(model, measure=False, ablation=Ablation(host=False), cache_folder=cache_folder)
+    executable = korch.optimize(
+        model, measure=False, ablation=Ablation(host=False, baselines=False, rules="none"), cache_folder=cache_folder
+    )
     x = rng.standard_normal((1, 64, 9, 7)).astype(np.float32).astype(dtype)
     padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
@@ -108,7 +112,9 @@ def test_an_output_that_is_zero_in_exact_arithmetic(cache_folder: Path) -> None:
     """The mean of what was just centred is rounding errors alone, of a plan and of the model."""
     text = "(float[3,3,5,17] x) => (float[1,3,1,1] y) { a = MeanVarianceNormalization(x) y = ReduceMean(a, k) }"
     model = parsed(text, 18, k=np.array([0, 2, 3]))
-    executable = korch.optimize(model, measure=False, ablation=Ablation(host=False), cache_folder=cache_folder)
+    executable = korch.optimize(
+        model, measure=False, ablation=Ablation(host=False, baselines=False, rules="none"), cache_folder=cache_folder
+    )
     report = executable.report
     assert report.given_error == pytest.approx(1) and report.max_error < 100  # both relative to the model's
     x = np.random.default_rng(1).standard_normal((3, 3, 5, 17)).astype(np.float32)

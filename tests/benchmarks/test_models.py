@@ -177,7 +177,7 @@ def test_a_tiny_model_runs_as_it_does_elsewhere(cache_folder):
         model,
         measure=False,
         cache_folder=cache_folder,
-        search=SearchLimits(max_primitives=6),
+        search=SearchLimits(max_primitives=3, max_outputs=1, groupings=0),
         ablation=Ablation(baselines=False),
     )
     x, expected = _run(model)

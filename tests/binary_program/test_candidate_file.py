@@ -49,7 +49,7 @@ def test_instances_are_read_as_they_were_written(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_without_primitives_the_cheapest_plan_costs_the_same(seed: int) -> None:
     """Constants would have a port for each layout, so the instances have none."""
-    severity = Severity(16, alternatives=0.3, cycles=0.1, layouts=2, sets_per_primitive=0.5)
+    severity = Severity(12, alternatives=0.3, cycles=0.1, layouts=2, sets_per_primitive=0.5)
     file = CandidateFile.of_problem(make_instance(severity, seed))
     bare = replace(file, primitives=(), candidates=tuple(replace(row, primitives=()) for row in file.candidates))
     costs = [solve(each.to_problem()[0], seconds=60).certificate for each in (file, bare)]

@@ -39,7 +39,7 @@ def test_onnxruntime_runs_the_plan_and_agrees(name, cache_folder):
         measure=name == "tiny_candy",
         budget=4,
         cache_folder=cache_folder,
-        search=SearchLimits(max_primitives=6),
+        search=SearchLimits(max_primitives=4),
         ablation=Ablation(baselines=False),
     )
     model = plan_model(executable.plan, executable.artifact.weights.array)
