@@ -24,7 +24,7 @@ from korch.system.deadline import Deadline
 from korch.target import Target
 from tests.ranges.range_models import conv_net, model, pyramid, weight
 
-QUICK = {"measure": False, "threads": 2, "ablation": korch.Ablation(baselines=False)}
+QUICK = {"measure": False, "threads": 2, "ablation": korch.Ablation(baselines=False, rules="none")}
 
 ODD = """
 g (float[batch, 3, h, w] image) => (float[batch, 4, oh, ow] y, float[batch, 4] mean)
