@@ -47,6 +47,7 @@ FAULTS = [
     (lambda x, y: nnf.cross_entropy(x, y, label_smoothing=0.1), (Q[0, 0], LABELS), "with the example inputs"),
     (lambda x: torch.atan2(x, -1 - x.abs()), (Q,), "with zeros: output 'output' differs by 2.00e+00 of its largest"),
     (lambda x: torch.sign(torch.log(x)), (Q.abs() + 1,), "with negative numbers: output 'output' has NaN"),
+    (lambda x: torch.linalg.norm(x, keepdim=True), (Q[0, 0],), "with the example inputs"),
 ]
 """Functions that PyTorch's exporter translates wrongly, with example inputs, and what the message says."""
 

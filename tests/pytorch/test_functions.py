@@ -35,7 +35,6 @@ REFUSED = {
     "torch.frexp(x)": NO_OPERATOR,
     "torch.inverse(s)": NO_OPERATOR,
     "torch.linalg.solve(s, k)": NO_OPERATOR,
-    "torch.masked_select(x, m)": NO_OPERATOR,
     "torch.matrix_power(s, -1)": NO_OPERATOR,
     "torch.mode(i, 1)": NO_OPERATOR,
     "torch.nonzero_static(m, size=8)": NO_OPERATOR,

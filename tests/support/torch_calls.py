@@ -296,6 +296,7 @@ F.conv_transpose2d((9 * image[0]).long(), (9 * turned2).long(), torch.arange(6),
 F.max_pool2d((9 * image).long(), 3, 2, 1)
 F.multilabel_margin_loss(n, rows[1])
 F.pdist(x[:1])
+F.grid_sample(volume, torch.stack([grid, grid.flip(1)], -1)[:1, ..., :1].expand(1, 3, 5, 2, 3), padding_mode='border')
 F.interpolate((90 * image.abs()).to(torch.uint8), size=(4, 11), mode='bilinear')
 F.interpolate((90 * image.abs()).to(torch.uint8), scale_factor=(0.6, 1.3), mode='bicubic', align_corners=True)
 F.interpolate((90 * image.abs()).to(torch.uint8), size=(3, 7), mode='bicubic', antialias=True)
@@ -698,6 +699,15 @@ odd.to(torch.bool)
 torch.einsum('ij->j', i.int())
 torch.pow(i, 21)
 torch.pow(-1, i)
+torch.masked_select(x, m[0])
+torch.cummin(m, 1)
+torch.linalg.vector_norm(x, keepdim=True)
+i.to(torch.uint8) >> j
+i.to(torch.uint8) >> j.to(torch.uint8)
+i.to(torch.uint8) >> 3
+i << 2
+torch.isclose(m, o, atol=1)
+torch.logcumsumexp(200 * x, 1)
 torch.pow(i.int(), i)
 torch.pow(i.to(torch.uint8), j.to(torch.uint8))
 torch.addr(m, m[:, 0], o[0])

@@ -45,7 +45,7 @@ def to_held_model(program: Any, name: str, inputs: Sequence[str], outputs: Seque
         is_bfloat16 = any(tensor.dtype is torch.bfloat16 for tensor in program.state_dict.values())
         with _translations_read_once():
             translated = torch.onnx.export(
-                program, dynamo=True, verbose=False, optimize=False, custom_translation_table=translations()
+                program, dynamo=True, verbose=False, optimize=False, custom_translation_table=_translations()
             )
         if not is_bfloat16:
             _simplify(translated.model)
@@ -61,6 +61,17 @@ def to_held_model(program: Any, name: str, inputs: Sequence[str], outputs: Seque
     _name_ends(graph, inputs, outputs)
     proto, arrays = _without_weights(translated.model)
     return HeldModel(proto, arrays, f"module {name}")
+
+
+def _translations() -> dict[Any, Any]:
+    """Return functions that write ONNX nodes, by PyTorch operator: those that the exporter lacks."""
+    from onnxscript import opset20
+
+    def sample(x: Any, grid: Any, mode: int, padding: int, align_corners: bool) -> Any:
+        kind, side = ("linear", "nearest")[mode], ("zeros", "border", "reflection")[padding]
+        return opset20.GridSample(x, grid, mode=kind, padding_mode=side, align_corners=int(align_corners))
+
+    return {torch.ops.aten.grid_sampler_3d.default: sample, **translations()}
 
 
 def _simplify(model: Any) -> None:

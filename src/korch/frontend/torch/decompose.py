@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from korch.frontend.torch.missing import MISSING, signbit
+from korch.frontend.torch.missing import MISSING, running, signbit
 from korch.frontend.torch.special import SPECIAL
 from korch.frontend.torch.windows import WINDOWS
 
@@ -167,7 +167,7 @@ def _product_of_bytes(rows: Any, weights: Any) -> Any:
     bits = 22 - (0.5 + weights.max() * 2.0 ** torch.arange(1, 23) >= 1 << 15).sum()
     whole = (weights * 2.0**bits + weights.sign() * 0.5).to(torch.int32)
     half, bits = (2 ** (bits - 1)).to(torch.int32), bits.to(torch.int32)
-    total = torch.bitwise_right_shift(rows.to(torch.int32) @ whole + half, bits)
+    total = (rows.to(torch.int32) @ whole + half) >> bits
     return total.clamp(0, 255).to(torch.uint8)
 
 
@@ -352,6 +352,21 @@ def _einsum(equation: str, tensors: Sequence[Any], *, path: Any = None) -> Any:
     return _composed(aten.einsum.default)(equation, tensors, path=path)
 
 
+def _is_close(x: Any, y: Any, *limits: Any) -> Any:
+    """The exporter compares booleans exactly."""
+    if x.dtype is not torch.bool:
+        return NotImplemented
+    return aten.isclose.default(x.to(torch.float32), y.to(torch.float32), *limits)
+
+
+def _shifted(x: Any, y: Any) -> Any:
+    """The exporter's result of bytes has signs."""
+    if torch.result_type(x, y) is not torch.uint8:
+        return NotImplemented
+    wide = y.to(torch.int32).clamp(max=31) if isinstance(y, torch.Tensor) else min(y, 31)
+    return aten.bitwise_right_shift(x.to(torch.int32), wide).to(torch.uint8)
+
+
 def _square(x: Any) -> Any:
     """The exporter multiplies booleans; PyTorch's result is of 64 bits."""
     return x.to(torch.int64) if x.dtype is torch.bool else NotImplemented
@@ -364,11 +379,13 @@ def _masked_index(x: Any, mask: Any, indices: Sequence[Any], fill: Any) -> Any:
 
 
 def _norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    """ONNX has no norm of a scalar along an axis; the exporter's largest and least elements keep no axes."""
+    """ONNX has no norm of a scalar along an axis; the exporter's norms of all elements keep no axes."""
     if not x.dim():
         return torch.linalg.vector_norm(x.reshape(1), ord, 0, dtype=dtype)
     if not math.isinf(ord):
-        return NotImplemented
+        if dim is not None or not keepdim:
+            return NotImplemented
+        return aten.linalg_vector_norm.default(x, ord, list(range(x.dim())), keepdim, dtype=dtype)
     sizes = x.abs() if dtype is None else x.to(dtype).abs()
     return (torch.amax if ord > 0 else torch.amin)(sizes, list(range(x.dim())) if dim is None else dim, keepdim)
 
@@ -426,6 +443,9 @@ _WRONG: dict[Any, Callable[..., Any]] = {
         )
     },
     aten.addr.default: torch._refs.addr,
+    aten.isclose.default: _is_close,
+    **dict.fromkeys([aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar], _shifted),
+    aten.logcumsumexp.default: lambda x, dim: running(x, dim, lambda rows: rows.logsumexp(-1), -torch.inf),
     aten.im2col.default: _image_columns,
     **{
         getattr(getattr(aten, name), overload): getattr(same, overload)
@@ -433,6 +453,10 @@ _WRONG: dict[Any, Callable[..., Any]] = {
         for overload in getattr(aten, name).overloads()
         if overload in same.overloads() and "out" not in overload
     },
+    aten.__lshift__.Tensor: aten.bitwise_left_shift.Tensor,
+    aten.__lshift__.Scalar: aten.bitwise_left_shift.Tensor_Scalar,
+    aten.__rshift__.Tensor: aten.bitwise_right_shift.Tensor,
+    aten.__rshift__.Scalar: aten.bitwise_right_shift.Tensor_Scalar,
     aten.rsub.Scalar: _reversed,
     aten.topk.default: _topmost,
     **{

@@ -131,6 +131,11 @@ def _extreme(x: Any, dim: Sequence[int] = (), keepdim: bool = False, *, reduce: 
     return NotImplemented if len(dim) else reduce(x, list(range(x.dim())), keepdim)
 
 
+def _selected(x: Any, mask: Any) -> Any:
+    x, mask = torch.broadcast_tensors(x, mask)
+    return aten.index.Tensor(x.reshape(-1), [mask.reshape(-1)])
+
+
 def _truth(x: Any, *args: Any, reduce: Callable[..., Any]) -> Any:
     """PyTorch's result of bytes has bytes, and ONNX reduces no scalar along an axis."""
     if x.dtype is torch.uint8:
@@ -147,8 +152,8 @@ def _sum_of_numbers(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: An
     return NotImplemented if x.is_floating_point() else torch.sum(x, dim, keepdim, dtype=dtype)
 
 
-def _running(x: Any, dim: int, reduce: Callable[[Any], Any], neutral: float) -> Any:
-    """Reduce the elements up to each place along an axis."""
+def running(x: Any, dim: int, reduce: Callable[[Any], Any], neutral: float) -> Any:
+    """Return the reductions of the elements up to each place along an axis; `neutral` changes none of them."""
     if x.dim() == 0:
         return x.clone()
     rows = x.movedim(dim, -1)
@@ -159,7 +164,7 @@ def _running(x: Any, dim: int, reduce: Callable[[Any], Any], neutral: float) -> 
 
 def _cumulative_product(x: Any, dim: int, *, dtype: Any = None) -> Any:
     dtype = dtype or (x.dtype if x.is_floating_point() else torch.int64)
-    return _running(x.to(dtype), dim, lambda rows: rows.prod(-1, dtype=dtype), 1)
+    return running(x.to(dtype), dim, lambda rows: rows.prod(-1, dtype=dtype), 1)
 
 
 def _also_of_scalars(compute: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
@@ -174,15 +179,16 @@ def _also_of_scalars(compute: Callable[..., tuple[Any, ...]]) -> Callable[..., t
 
 
 def _cumulative_end(x: Any, dim: int, reduce: Callable[[Any], Any], neutral: str) -> tuple[Any, ...]:
+    if x.dtype is torch.bool:
+        values, places = _cumulative_end(x.to(torch.uint8), dim, reduce, neutral)
+        return values != 0, places
     ends = {"min": -torch.inf, "max": torch.inf}
-    values = _running(
-        x, dim, reduce, ends[neutral] if x.is_floating_point() else getattr(torch.iinfo(x.dtype), neutral)
-    )
+    values = running(x, dim, reduce, ends[neutral] if x.is_floating_point() else getattr(torch.iinfo(x.dtype), neutral))
     shape = [1] * x.dim()
     shape[dim] = -1
     places = torch.arange(x.shape[dim]).reshape(shape).expand(x.shape)
     is_new = (x == values) | torch.isnan(x)  # the last of equal elements counts
-    found = _running(torch.where(is_new, places, 0).to(torch.float32), dim, lambda rows: rows.amax(-1), 0.0)
+    found = running(torch.where(is_new, places, 0).to(torch.float32), dim, lambda rows: rows.amax(-1), 0.0)
     return values, found.to(torch.int64)
 
 
@@ -451,6 +457,7 @@ MISSING: dict[Any, Callable[..., Any]] = {
         for operator in (packet.default, packet.dim, packet.dims)
     },
     aten.nonzero.default: _places,
+    aten.masked_select.default: _selected,
     aten.nansum.default: _sum_of_numbers,
     aten.linalg_vander.default: partial(_powers, increasing=True),
     aten.copysign.Tensor: _copysign,
