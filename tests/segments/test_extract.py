@@ -70,8 +70,11 @@ def test_it_is_the_cheapest_choice(text: str) -> None:
     check_graph(found)
     assert not found.alternatives
     count = len(graph.primitives)
-    every = (c for n in range(count + 1) for c in itertools.combinations(range(count), n))
-    best = min(cost(graph, chosen) for chosen in every if is_plan(graph, chosen))
+    best, own = cost(graph, tuple(range(count))), [cost(graph, (p,)) for p in range(count)]
+    for chosen in (c for n in range(count + 1) for c in itertools.combinations(range(count), n)):
+        total = sum(own[p] for p in chosen)
+        if total < best and is_plan(graph, chosen):
+            best = total
     assert cost(found, tuple(range(len(found.primitives)))) == best
     feeds = random_inputs(given, np.random.default_rng(3))
     expected = reference.run(given, feeds, exact=True)
