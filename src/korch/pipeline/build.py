@@ -51,9 +51,6 @@ from korch.validation.schedule import with_fastest_schedule
 from korch.validation.standard import random_inputs
 from korch.validation.validate import WEIGHTS_BYTES, Trial, validate_plans
 
-ROUNDING = 1e-6
-"""The least assumed error, relative to the largest element, of sums in another order."""
-
 Groupings = Mapping[str, tuple[tuple[GroupingRecord, ...], ...]]
 """By the name of a plan, the alternative groupings of each of its kernels."""
 
