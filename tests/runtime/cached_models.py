@@ -30,7 +30,7 @@ class Form:
         past: the axis of the cache's rows: its name, or a fixed capacity.
         rows: the new rows.
         batch: the sequences.
-        counts: how the model knows its rows: "inputs" of the counts, or a "mask" of all rows.
+        counts: how the model knows its rows: "inputs" of the counts, a "mask" of all rows, or "positions" of new ones.
         attributes: of the operator.
         inputs: further inputs of the operator by position: arrays, or names of inputs of the model.
         has_rotary: whether positions turn queries and keys.
@@ -103,7 +103,12 @@ class _Writer(GraphWriter):
     def counts(self) -> None:
         """Declare what counts rows."""
         form, batch = self.form, self.form.batch
-        if form.kind == "TensorScatter":
+        if form.kind == "TensorScatter" and form.counts == "positions":
+            positions = self.input("position_ids", (batch, form.rows), 7)
+            self.begin = self.reshape(self.slice(positions, 1, 0, 1), (-1,))
+            rows = self.op("Gather", self.op("Shape", positions), self.constant(np.array(1), "axis"), axis=0)
+            self.valid = self.op("Add", self.begin, rows)
+        elif form.kind == "TensorScatter":
             self.begin, self.valid = self.input("write_indices", (batch,), 7), self.input("nonpad", (batch,), 7)
         elif form.kind == "DecoderMaskedMultiHeadAttention":
             self.begin = self.input("past_sequence_length", (1,), TensorProto.INT32)

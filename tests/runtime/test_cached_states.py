@@ -32,6 +32,7 @@ SINKS = np.linspace(-1, 1, HEADS).astype(np.float32)
 FORMS: dict[str, Form] = {
     "attention": Form("Attention", 25, attributes={**CAUSAL, "left_window_size": 5, "softcap": 2.0}),
     "scatter": Form("TensorScatter", past=CAPACITY, batch=2, attributes={**CAUSAL, "mode": "circular"}),
+    "scatter positions": Form("TensorScatter", past=CAPACITY, counts="positions", attributes=CAUSAL),
     "grouped": Form(G, 17, has_rotary=True, is_packed=True, attributes={"local_window_size": 6, "softcap": 3.0}),
     "grouped capacity": Form(G, 17, past="capacity", has_rotary=True),
     "grouped mask": Form(G, 17, batch=2, counts="mask", inputs={11: SINKS}, has_norms=True),
@@ -52,6 +53,8 @@ def fed(model: onnx.ModelProto, past: int, ids: np.ndarray, caches: Mapping[str,
             found[item.name] = np.full(shape, counts[item.name], dtype)
         elif item.name == "attention_mask":
             found[item.name] = np.ones((len(ids), past + ids.shape[1]), np.int64)
+        elif item.name == "position_ids":
+            found[item.name] = np.arange(past, past + ids.shape[1])[None]
         elif item.name in caches:
             found[item.name] = caches[item.name]
     return found
