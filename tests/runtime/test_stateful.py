@@ -42,6 +42,38 @@ g (float[4, n] x, float[4, p] past) => (float[4, n] y, float[4, total] present)
 }
 """
 
+# Rows are multiplied by a row of a table and by the cosine of their place, and appended; the places follow from sizes.
+PLACES = """
+<ir_version: 8, opset_import: ["" : 17]>
+g (float[n, 4] x, float[p, 4] past) => (float[n, 4] y, float[total, 4] present)
+<int64[1] axes = {1}, int64 zero = {0}, int64 one = {1}>
+{
+    before = Gather(before_shape, zero)
+    before_shape = Shape(past)
+    new_shape = Shape(x)
+    new = Gather(new_shape, zero)
+    after = Add(before, new)
+    places = Range(before, after, one)
+    row = Gather <axis = 0> (table, places)
+    real = Cast <to = 1> (places)
+    turn = Cos(real)
+    column = Unsqueeze(turn, axes)
+    scaled = Mul(x, row)
+    turned = Mul(scaled, column)
+    present = Concat <axis = 0> (past, turned)
+    best = ReduceMax <axes = [0]> (present)
+    y = Sub(x, best)
+}
+"""
+
+
+def placed() -> onnx.ModelProto:
+    """Return a model in which the place of a row follows from the number of rows before."""
+    proto = onnx.parser.parse_model(PLACES)
+    table = np.random.default_rng(0).standard_normal((120, 4)).astype(np.float32)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(table, "table"))
+    return proto
+
 
 def later() -> onnx.ModelProto:
     """Return a model of which each row depends on later rows, too."""
@@ -216,22 +248,21 @@ def test_sessions_have_limits(executable) -> None:
         session.assign([np.zeros((1, 2, 9, 32), np.float32)] * 4, 9)
 
 
-def test_rows_that_depend_on_later_ones_are_not_run_in_parts(cache_folder) -> None:
-    sizes = {"p": range(16), "n": range(1, 10)}
-    found = korch.optimize(later(), shapes=sizes, cache_folder=cache_folder, **QUICK)
+@pytest.mark.parametrize(("build", "pasts"), [(later, range(16)), (placed, range(110))])
+def test_rows_that_depend_on_later_ones_are_not_run_in_parts(cache_folder, build, pasts) -> None:
+    sizes = {"p": pasts, "n": range(1, 10)}
+    found = korch.optimize(build(), shapes=sizes, cache_folder=cache_folder, **QUICK)
     assert isinstance(found, StatefulExecutable)
     assert not found.described.is_causal
     rng = np.random.default_rng(0)
-    session = onnxruntime.InferenceSession(later().SerializeToString())
-    for past, rows in ((0, 3), (4, 1), (5, 8)):
-        given = {
-            "x": rng.standard_normal((4, rows)).astype(np.float32),
-            "past": rng.standard_normal((4, past)).astype(np.float32),
-        }
+    session = onnxruntime.InferenceSession(build().SerializeToString())
+    for past, rows in ((0, 3), (4, 1), (5, 8), (pasts[-1] - 8, 8)):
+        shapes = {tensor.name: tensor.shape(past, rows) for tensor in found.described.inputs}
+        given = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
         for one, wanted in zip(found.run(None, given), session.run(None, given), strict=True):
             np.testing.assert_allclose(one, wanted, rtol=1e-4, atol=1e-5)
     with pytest.raises(InputError, match="no plan runs 3 rows after 4"):
-        found(np.zeros((4, 3), np.float32), np.zeros((4, 4), np.float32))
+        found(*(np.zeros(tensor.shape(4, 3), np.float32) for tensor in found.described.inputs))
 
 
 @pytest.mark.parametrize("past", [range(10), range(3, 16)])

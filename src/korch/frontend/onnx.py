@@ -140,7 +140,7 @@ class LoadedModel:
     nodes: list[onnx.NodeProto]
     constants: dict[str, Array]  # elements by name
     defaults: dict[str, Array]  # elements of the inputs that need not be given, by name
-    # the constants that follow from sizes: rows of tables at places that do so are read at run time; None to fold them
+    # the constants that follow from sizes, if the model is read for several sizes; None if all constants are folded
     sized: frozenset[str] | None = None
 
     def without_defaults(self) -> LoadedModel:

@@ -60,7 +60,7 @@ class Propagation:
         operators: the operators that remain to be run.
         items: the operators and the host's nodes, in order.
         untyped: the values that are not static tensors, with what ONNX knows about their types.
-        sized: the constants that follow from sizes, if rows of tables at places that do so are not folded.
+        sized: the constants that follow from sizes, if what is computed from them may be left for each run.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class Propagation:
         self.items: list[Operator | HostNode] = []
         self.host = host
         self.sized: set[str] | None = None
+        self._places: set[str] = set()  # those among `sized` that are computed from ranges of numbers
         self.untyped: dict[str, onnx.TypeProto] = dict(host.untyped) if host else {}
         for name, array in constants.items():
             self.set_constant(name, array)
@@ -242,17 +243,30 @@ class Propagation:
     def _fold(self, node: onnx.NodeProto, schema: onnx.defs.OpSchema) -> bool:
         """Compute a node whose inputs are all known; return whether that was possible."""
         is_sized = self.sized is not None and not self.sized.isdisjoint(node.input)
-        if self._fold_shape(node) or (not (is_sized and self._is_table(node)) and self._fold_known(node, schema)):
-            if self.sized is not None and (is_sized or node.op_type in ("Shape", "Size")):
-                self.sized.update(node.output)
-            return True
-        return False
+        if is_sized and self._is_read_late(node):
+            return False
+        if not (self._fold_shape(node) or self._fold_known(node, schema)):
+            return False
+        if self.sized is not None and (is_sized or node.op_type in ("Shape", "Size")):
+            self.sized.update(node.output)
+            if node.op_type == "Range" or not self._places.isdisjoint(node.input):
+                self._places.update(node.output)
+        return True
 
-    def _is_table(self, node: onnx.NodeProto) -> bool:
-        """Return whether a node reads rows of a matrix of real numbers."""
+    def _is_read_late(self, node: onnx.NodeProto) -> bool:
+        """Return whether a node with a constant that follows from sizes is left for each run.
+
+        It reads rows of a matrix of real numbers, or makes real numbers of places, such as those of rotary angles: the
+        results at all sizes have no short form.
+        """
+        if node.domain or node.op_type not in ("Gather", "Cast"):
+            return False
+        if node.op_type == "Cast":
+            to = dtype_of(NodeAttributes(node).integer("to"))
+            return node.input[0] in self._places and to is not None and to.is_float
         table = self.constants.get(node.input[0])
-        is_real = table is not None and table.ndim > 1 and DType.of(table.dtype).is_float
-        return is_real and node.op_type == "Gather" and not node.domain
+        dtype = None if table is None else _dtype(table)
+        return table is not None and table.ndim > 1 and dtype is not None and dtype.is_float
 
     def _fold_known(self, node: onnx.NodeProto, schema: onnx.defs.OpSchema) -> bool:
         """Compute a node whose inputs are all known; return whether that was possible."""

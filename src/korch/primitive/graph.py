@@ -243,7 +243,7 @@ class GraphBuilder:
 
     Attributes:
         keep: maps a new constant, which may be large, to an equal one to store in its place.
-        sized: the constants that follow from sizes; a broadcast of one is not folded, at any size.
+        sized: the constants that follow from sizes; broadcasts and casts to floats of these are not folded.
     """
 
     def __init__(self, *, folds: bool = True) -> None:
@@ -435,6 +435,8 @@ class GraphBuilder:
         if op == "broadcast":
             constant = self._constants[inputs[0]]
             return inputs[0] not in self.sized and (constant.is_uniform or constant.array.size >= type_.size)
+        if op == "cast" and type_.dtype.is_float and inputs[0] in self.sized:
+            return False
         if op == "cast" and type_.rank > 1:
             constant = self._constants[inputs[0]]
             return constant.is_uniform or constant.type.size_bytes >= type_.size_bytes
