@@ -48,6 +48,9 @@ READS: Mapping[tuple[str, str], Mapping[int, str]] = {
 }
 """The positions of the inputs that count rows, and what they count."""
 
+MOST_CHOICES = 64
+"""The most choices of what counters may have that are tried."""
+
 COPY = ":rows"
 """The end of the names of copies that counts are computed from."""
 
@@ -117,10 +120,10 @@ class AppendingModel:
 
     @cached_property
     def choices(self) -> list[dict[str, str]]:
-        """What each counter may have, by its name."""
+        """What each counter may have, by its name: at most `MOST_CHOICES`, the likely ones first."""
         names = [counter.item.name for counter in self.counters]
         found = itertools.product(*(counter.counts for counter in self.counters))
-        return [dict(zip(names, own, strict=True)) for own in found]
+        return [dict(zip(names, own, strict=True)) for own in itertools.islice(found, MOST_CHOICES)]
 
     def load(
         self, binding: Mapping[str, tuple[int, ...]], counts: Mapping[str, str], past: int, rows: int
