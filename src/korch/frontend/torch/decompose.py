@@ -90,6 +90,12 @@ def _line(start: Any, end: Any, steps: int, *, dtype: Any = None, **options: Any
     return start.to(dtype).reshape(1) if isinstance(start, torch.Tensor) else torch.full((1,), start, dtype=dtype)
 
 
+def _powers_of(start: Any, end: Any, steps: int, base: float = 10.0, *, dtype: Any = None, **options: Any) -> Any:
+    if steps != 1:
+        return NotImplemented
+    return (float(base) ** _line(start, end, steps, dtype=torch.float64)).to(dtype or torch.get_default_dtype())
+
+
 def _places(start: float, end: float, step: float = 1, *, dtype: Any = None, **options: Any) -> Any:
     """The exporter counts the elements in the type of the result."""
     is_exact = all(isinstance(n, int | torch.SymInt) for n in (start, end, step))
@@ -412,6 +418,9 @@ _WRONG: dict[Any, Callable[..., Any]] = {
     aten.squeeze.dim: _squeeze,
     aten.squeeze.dims: _squeeze_axes,
     **dict.fromkeys([aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar, aten.linspace.Scalar_Tensor], _line),
+    **dict.fromkeys(
+        [aten.logspace.Tensor_Tensor, aten.logspace.Tensor_Scalar, aten.logspace.Scalar_Tensor], _powers_of
+    ),
     **{
         resize: partial(_aligned, resize=resize)
         for resize in (aten.upsample_linear1d.vec, aten.upsample_trilinear3d.vec)
