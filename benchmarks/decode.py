@@ -52,6 +52,9 @@ ENGINES = ("korch", "onnxruntime", "openvino")
 MOST_ROWS = 4352
 """The rows that a session's cache has room for."""
 
+READ_BUDGET_S = 30.0
+"""The most seconds of the search for a kernel that reads bytes."""
+
 MOST_PROMPT = 512
 """The most tokens that a session reads together."""
 
@@ -153,18 +156,12 @@ def measure(step: Step, folder: Path, budget_s: float, rounds: int) -> dict[str,
         save(model, path)
         size_path.write_text(str(step.bytes_read(model)))
     size = int(size_path.read_text())
-    count = math.ceil(size / (4 * ROW))
-    read = folder / f"read-{count}.korch"
-    if not read.exists():
-        with tempfile.TemporaryDirectory() as temporary:
-            save(_sum(count), Path(temporary) / "sum.onnx")
-            _optimize(Path(temporary) / "sum.onnx", read, budget_s)
     if not path.with_suffix(".korch").exists():
         _optimize(path, path.with_suffix(".korch"), budget_s)
     gguf = folder / f"{step.name}-{step.dtype}.gguf"
     if LLAMA.is_available() is None and not gguf.exists():
         write_gguf(gguf, step.name, step.dtype)
-    runners = [*_runners(path), RunnerSpec("benchmarks.decode:READ", read, "read")]
+    runners = [*_runners(path), _reading(size, folder, budget_s)]
     if gguf.exists():
         runners.append(RunnerSpec("benchmarks.peers.llama:LLAMA", gguf, LLAMA.name))
     found = compare(runners, step.inputs(), Settings(threads=2, rounds=rounds, leave_out=True), progress=_say)
@@ -176,12 +173,14 @@ def measure_session(step: Step, folder: Path, budget_s: float, rounds: int) -> d
     artifact = _session_artifact(step, folder, budget_s)
     path, gguf = artifact.with_suffix(".onnx"), artifact.with_suffix(".gguf")
     runners = [RunnerSpec("benchmarks.peers.session:SESSION", artifact, "korch"), *list(_runners(path))[1:]]
+    size = step.bytes_read(onnx.load(path))
+    if step.rows == 1:
+        runners.append(_reading(size, folder, budget_s))
     if LLAMA.is_available() is None:
         if not gguf.exists():
             write_gguf(gguf, step.name, step.dtype)
         runners.append(RunnerSpec("benchmarks.peers.llama:LLAMA", gguf, "llama.cpp"))
     found = compare(runners, step.inputs(), Settings(threads=2, rounds=rounds, leave_out=True), progress=_say)
-    size = step.bytes_read(onnx.load(path))
     return {"bytes": size, **_figures(found, size)}
 
 
@@ -223,6 +222,17 @@ def compare_tokens(step: Step, folder: Path, budget_s: float, count: int) -> dic
         "open": int(is_open.sum()),
         "wrong": int((~is_equal & ~is_open).sum()),
     }
+
+
+def _reading(size: int, folder: Path, budget_s: float) -> RunnerSpec:
+    """Return the engine that reads as many bytes."""
+    count = math.ceil(size / (4 * ROW))
+    read = folder / f"read-{count}.korch"
+    if not read.exists():
+        with tempfile.TemporaryDirectory() as temporary:
+            save(_sum(count), Path(temporary) / "sum.onnx")
+            _optimize(Path(temporary) / "sum.onnx", read, min(budget_s, READ_BUDGET_S))
+    return RunnerSpec("benchmarks.decode:READ", read, "read")
 
 
 def _runners(path: Path) -> Iterator[RunnerSpec]:
