@@ -405,7 +405,8 @@ class Session:
             is_part = begin > 0 or max(fitting, default=0) < rows
             if not fitting or self.length + begin == 0 or (is_part and not self.executable.described.is_causal):
                 counts = " or ".join(str(n) for n in plans if n)
-                raise InputError(f"no plan runs {rows} rows after {self.length}", "session", f"{counts} rows")
+                more = "" if self.length or 0 in plans else " behind others; `assign` these first"
+                raise InputError(f"no plan runs {rows} rows after {self.length}", "session", f"{counts} rows{more}")
             yield begin, begin + max(fitting)
             begin += max(fitting)
 
