@@ -38,8 +38,8 @@ def masked(g: Graph, value: int, axis: int, number: float) -> int:
     shape = g.type(value).shape
     line = g.tensor(*(n if i == axis else 1 for i, n in enumerate(shape)), name=f"mask{value}")
     wide = g.add("broadcast", [line], BroadcastAttributes(shape))
-    condition = g.add("less", [g.full(value, 0.0), wide])
-    return g.add("where", [condition, value, g.full(value, number)])
+    condition = g.add("less", [g.number(value, 0.0), wide])
+    return g.add("where", [condition, value, g.number(value, number)])
 
 
 def softmax(g: Graph, x: int) -> int:
