@@ -72,7 +72,7 @@ def test_lines_for_users() -> None:
 @pytest.mark.parametrize(("of_runtime", "others"), [(None, ()), (TWO, (RUNTIME,))])
 def test_an_opaque_node_of_one_reference_is_noted(monkeypatch, of_runtime, others) -> None:
     opinions = {RUNTIME: opinion(of_runtime), REFERENCE: opinion(ONE)}
-    monkeypatch.setattr(opaque, "opinions_of", lambda model, feeds: opinions)
+    monkeypatch.setattr(opaque, "opinions_of", lambda *_: opinions)
     node = onnx.helper.make_node("Elu", ["x0"], ["y0"])
     attributes = OpaqueAttributes("Elu", "", 17, node.SerializeToString().hex(), ("f32[2]",), ("f32[2]",), 0)
     with noted_disputes() as disputes:

@@ -702,10 +702,13 @@ torch.pow(i, 21)
 torch.pow(-1, i)
 torch.masked_select(x, m[0])
 torch.cummin(m, 1)
+torch.linalg.vander(i.int())
 torch.linalg.vector_norm(x, keepdim=True)
 i.to(torch.uint8) >> j
 i.to(torch.uint8) >> j.to(torch.uint8)
 i.to(torch.uint8) >> 3
+i.to(torch.uint8) << j
+j.to(torch.uint8) << i.abs().to(torch.uint8)
 i << 2
 torch.isclose(m, o, atol=1)
 torch.logcumsumexp(200 * x, 1)

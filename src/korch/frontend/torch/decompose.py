@@ -365,12 +365,12 @@ def _is_close(x: Any, y: Any, *limits: Any) -> Any:
     return aten.isclose.default(x.to(torch.float32), y.to(torch.float32), *limits)
 
 
-def _shifted(x: Any, y: Any) -> Any:
+def _shifted(x: Any, y: Any, *, shift: Callable[..., Any]) -> Any:
     """The exporter's result of bytes has signs."""
     if torch.result_type(x, y) is not torch.uint8:
         return NotImplemented
     wide = y.to(torch.int32).clamp(max=31) if isinstance(y, torch.Tensor) else min(y, 31)
-    return aten.bitwise_right_shift(x.to(torch.int32), wide).to(torch.uint8)
+    return shift(x.to(torch.int32), wide).to(torch.uint8)
 
 
 def _square(x: Any) -> Any:
@@ -453,7 +453,11 @@ _WRONG: dict[Any, Callable[..., Any]] = {
     },
     aten.addr.default: torch._refs.addr,
     aten.isclose.default: _is_close,
-    **dict.fromkeys([aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar], _shifted),
+    **{
+        getattr(shift, overload): partial(_shifted, shift=shift)
+        for shift in (aten.bitwise_left_shift, aten.bitwise_right_shift)
+        for overload in ("Tensor", "Tensor_Scalar")
+    },
     aten.logcumsumexp.default: lambda x, dim: running(x, dim, lambda rows: rows.logsumexp(-1), -torch.inf),
     aten.im2col.default: _image_columns,
     **{

@@ -133,7 +133,7 @@ def _extreme(x: Any, dim: Sequence[int] = (), keepdim: bool = False, *, reduce: 
 
 def _selected(x: Any, mask: Any) -> Any:
     x, mask = torch.broadcast_tensors(x, mask)
-    return aten.index.Tensor(x.reshape(-1), [mask.reshape(-1)])
+    return aten.index.Tensor(x, [mask]) if x.dim() else NotImplemented
 
 
 def _truth(x: Any, *args: Any, reduce: Callable[..., Any]) -> Any:
@@ -425,7 +425,7 @@ def _columns(tensors: Sequence[Any]) -> Any:
 
 
 def _powers(x: Any, N: int | None = None, increasing: bool = False) -> Any:  # noqa: N803 - PyTorch's name
-    x = torch.atleast_1d(x)
+    x = torch.atleast_1d(x if x.is_floating_point() or x.is_complex() else x.to(torch.int64))
     count = x.shape[-1] if N is None else N
     columns = [torch.ones_like(x)]
     for _ in range(count - 1):

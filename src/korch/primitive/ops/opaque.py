@@ -79,6 +79,10 @@ def _infer(inputs: Sequence[ValueType], attributes: OpaqueAttributes) -> ValueTy
     return ValueType.parse(attributes.outputs[attributes.output])
 
 
+REFERENCE_SECONDS = 2.0
+"""The time after which `onnx.reference` is given up if two others compute a node."""
+
+
 def _reference(inputs: Sequence[Array], attributes: OpaqueAttributes) -> Array:
     model = opaque_model(attributes)
     (node,), names = model.graph.node, [item.name for item in model.graph.output]
@@ -91,7 +95,7 @@ def _reference(inputs: Sequence[Array], attributes: OpaqueAttributes) -> Array:
         types = [ValueType.parse(text).dtype.numpy for text in attributes.inputs]
         with np.errstate(all="ignore"):
             feeds = {name: x.astype(type_) for (name, x), type_ in zip(named.items(), types, strict=True)}
-        opinions = opinions_of(model, feeds)
+        opinions = opinions_of(model, feeds, REFERENCE_SECONDS)
         # The runtime runs the node in plans, so it can't be the only reference.
         opinions = {REFERENCE: opinions.pop(REFERENCE), **opinions}
         found, by = agreed(attributes.op_type, opinions) or (None, ())
