@@ -26,10 +26,10 @@ TOKENS = 16
 PROMPTS = (6, 9)
 """The lengths of the prompts."""
 
-BUDGET_S = 10.0
+BUDGET_S = 4.0
 """The budget of the search for a graph."""
 
-WAIT_S = 60.0
+WAIT_S = 30.0
 """The longest time to wait for the searches in the background."""
 
 VERDICTS = {
