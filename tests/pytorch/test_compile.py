@@ -292,6 +292,8 @@ def test_what_a_graph_writes_is_written(first: int, made: list[Any], quick: dict
         torch.testing.assert_close(*tables)
         assert found[1].data_ptr() == tables[0][:, 1:].data_ptr()
     assert [len(graph.plans) for graph in made] == [1, 1]  # the place is a constant first, and then a tensor
+    with pytest.raises(IndexError), pytest.warns(KorchFallbackWarning, match="it failed while it ran"):
+        compiled(mine, tables[0], 8)
 
 
 def twice(x: Any, y: Any) -> Any:
