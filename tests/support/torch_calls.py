@@ -702,6 +702,7 @@ torch.pow(i, 21)
 torch.pow(-1, i)
 torch.masked_select(x, m[0])
 torch.cummin(m, 1)
+torch.gradient(x)
 torch.linalg.vander(i.int())
 torch.linalg.vector_norm(x, keepdim=True)
 i.to(torch.uint8) >> j

@@ -439,11 +439,12 @@ _WRONG: dict[Any, Callable[..., Any]] = {
     ),
     **dict.fromkeys([aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar], _whole_power),
     aten.einsum.default: _einsum,
-    # The exporter pads their inputs, as complex numbers; its norm keeps no axes.
+    # The exporter pads inputs as complex numbers, its norm keeps no axes, and its gradient has one result.
     **{
         operator: _composed(operator)
         for operator in (
             aten.linalg_norm.default,
+            *(getattr(aten.gradient, overload) for overload in aten.gradient.overloads()),
             *(
                 getattr(aten, f"fft_{kind}fft{axes}").default
                 for kind in ("", "i", "r", "ir", "h", "ih")
