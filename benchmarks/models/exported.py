@@ -71,7 +71,7 @@ EXPORTED: Mapping[str, Callable[..., tuple[Any, Inputs]]] = {
 
 def is_exported(name: str) -> bool:
     """Return whether `export_model` has to build this name; the packages need not be installed."""
-    return ":" in name or name in EXPORTED
+    return ":" in name or name in EXPORTED or name in TRANSFORMERS
 
 
 def export_model(
