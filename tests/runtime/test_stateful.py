@@ -244,8 +244,19 @@ def test_sessions_have_limits(executable) -> None:
         session.run(input_ids=tokens(1))
     with pytest.raises(InputError, match="it can't be cut to 5 rows"):
         session.truncate(5)
-    with pytest.raises(InputError, match="rows exceed its capacity"):
-        session.assign([np.zeros((1, 2, 9, 32), np.float32)] * 4, 9)
+    with pytest.raises(InputError, match=r"the number of rows is 2\.5; expected a whole number"):
+        session.truncate(2.5)  # type: ignore[arg-type]
+    zeros = [np.zeros((1, 2, 9, 32), np.float32)] * 4
+    before = session.states()
+    for arrays, length, message in (
+        (zeros, 9, "9 rows can't be assigned; expected 0 to 4, its capacity"),
+        (zeros, -1, "-1 rows can't be assigned"),
+        (zeros[:2], 4, "2 states are given; expected 4: 'past_key_values.0.key', "),
+        ([a[:, :, :3] for a in zeros], 4, "expected f32"),
+    ):
+        with pytest.raises(InputError, match=message):
+            session.assign(arrays, length)
+    assert all(map(np.array_equal, session.states(), before))
 
 
 @pytest.mark.parametrize(("build", "pasts"), [(later, range(16)), (placed, range(110))])

@@ -8,6 +8,7 @@ first rows follows none. The file has the format of an executable for several sh
 from __future__ import annotations
 
 import json
+import operator
 import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -97,9 +98,10 @@ class StatefulExecutable(ShapedExecutable):
             InputError: the capacity is not possible.
         """
         most = self.described.capacity
-        if capacity is not None and not 1 <= capacity <= most:
+        count = most if capacity is None else _whole(capacity)
+        if not 1 <= count <= most:
             raise InputError(f"the capacity is {capacity}", "session", f"1 to {most} rows; optimize for more (--shape)")
-        return Session(self, capacity or most)
+        return Session(self, count)
 
     def compute(self, arrays: Sequence[Any]) -> tuple[Array, ...]:
         """Run the model on all of its inputs, with the states among them, and return all outputs."""
@@ -119,6 +121,10 @@ class StatefulExecutable(ShapedExecutable):
         rows, past = self.counts_of(arrays)
         self.described.check_counters(feeds, past, rows)
         return arrays
+
+    def counters_at(self, past: int, rows: int) -> dict[str, Array]:
+        """Return what each input that counts rows has, for some numbers of earlier and of new rows."""
+        return {counter.tensor.name: counter.at(past, rows) for counter in self.described.counters}
 
     def counts_of(self, arrays: Sequence[Any]) -> tuple[int, int]:
         """Return the numbers of new and of earlier rows that arrays for all inputs have.
@@ -299,6 +305,7 @@ class Session:
         Raises:
             InputError: there are not as many rows.
         """
+        length = _whole(length)
         if not 0 <= length <= self.length:
             raise InputError(f"it can't be cut to {length} rows", "session", f"0 to {self.length}")
         self._own()
@@ -322,12 +329,16 @@ class Session:
         """Set the rows of each state.
 
         Raises:
-            InputError: an array has another type or shape, or too many rows.
+            InputError: an array is missing or has another type or shape, or too many rows; no row is changed.
         """
-        if length > self.capacity:
-            raise InputError(f"{length} rows exceed its capacity", "session", f"at most {self.capacity}")
+        length = _whole(length)
+        if not 0 <= length <= self.capacity:
+            raise InputError(f"{length} rows can't be assigned", "session", f"0 to {self.capacity}, its capacity")
         model = self.executable.described
         tensors = [model.inputs[state.input] for state in model.states]
+        if len(arrays) != len(tensors):
+            names = quoted(tensor.name for tensor in tensors)
+            raise InputError(f"{len(arrays)} states are given", "session", f"{len(tensors)}: {names}")
         accepted = [type_at(t, length, 0).accept(a) for t, a in zip(tensors, arrays, strict=True)]
         self.truncate(0)
         for array, own, axis in zip(accepted, self._memory.arrays, self._axes, strict=True):
@@ -442,6 +453,14 @@ class Session:
             axis = outputs[name].axis(ROWS)
             found.append(parts[-1] if axis is None else np.concatenate(parts, axis))
         return tuple(found)
+
+
+def _whole(count: Any) -> int:
+    """Return a number of rows that a caller gives."""
+    try:
+        return operator.index(count)
+    except TypeError:
+        raise InputError(f"the number of rows is {count!r}", "session", "a whole number") from None
 
 
 def _part(axis: int, begin: int, end: int) -> tuple[slice, ...]:
