@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 
 import korch
+from korch.cli import main
 from korch.errors import InputError, OptionError, UnsupportedError
 from korch.fission import fission
 from korch.frontend.onnx import read_model
@@ -162,6 +163,14 @@ def test_counts_may_be_given_and_are_compared(built) -> None:
     np.testing.assert_array_equal(executable.run(["logits"], given)[0], branch)
     with pytest.raises(InputError, match=r"input 'total_sequence_length': it has .3.; expected .6."):
         executable.run(None, given | counts | {"seqlens_k": given["seqlens_k"]})
+
+
+def test_a_benchmark_gives_other_engines_the_counts(built, tmp_path) -> None:
+    model, executable = built("grouped")
+    paths = [str(tmp_path / name) for name in ("decoder.korch", "decoder.onnx")]
+    executable.save(paths[0])
+    onnx.save(model, paths[1])
+    assert main(["bench", paths[0], "--model", paths[1], "--against", "onnxruntime", "--rounds", "2"]) == 0
 
 
 def scattered(change: str) -> onnx.ModelProto:

@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
+
 from korch.api import build
 from korch.cli.select import inputs_at, plan_at, sizes_of
 from korch.errors import ArtifactError, ModelError, OptionError
 from korch.inputs import random_inputs
 from korch.loading import load
 from korch.options import Options
+from korch.primitive.op import Array
 from korch.ranges.binding import Bound
 from korch.report.compare import Comparison, RunnerSpec, Settings, compare
 from korch.report.explain import quality
@@ -75,15 +78,19 @@ def bench(
             path = _recorded_model(executable.model, artifact) if artifact == subject else subject
         if path is not None and not path.is_file():
             raise ModelError("there is no such file", where=str(path))
-        described, report = executable.get_inputs(), executable.report
+        described, report, counts = executable.get_inputs(), executable.report, dict[str, Array]()
         if isinstance(executable, StatefulExecutable):
             described = inputs_at(executable, shapes)
+            rows, past = executable.counts_of([np.empty(tensor.shape, bool) for tensor in described])
+            counts = executable.counters_at(past, rows)
         if isinstance(executable, RangedExecutable):
             sizes = sizes_of(executable, {**executable.planned_bindings()[0], **shapes})  # else the largest sizes
             described, report = executable.inputs_at(sizes), executable.serving(sizes)[0].report
         known = {tensor.name: tensor.shape for tensor in described if -1 not in tensor.shape}
+        known |= {name: array.shape for name, array in counts.items()}
         seed = options.search.seed
         inputs = random_inputs(path, seed, {**shapes, **known}) if path is not None else random_feeds(described, seed)
+        inputs = {**inputs, **counts}
         runners = [RunnerSpec("korch", artifact)]
         runners += [RunnerSpec(name, path or artifact, get_peer(name).name) for name in against]
         notes = tuple(quality(report)) if isinstance(report, Report) else (executable.facts(),)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from korch.errors import InputError
+from korch.primitive.op import Array
 from korch.primitive.types import DType
 from korch.ranges.state import PAST, ROWS, TOTAL, State, counted
 from korch.runtime.runnable import ArrayType
@@ -39,10 +40,15 @@ class RowCounter:
     tensor: StateTensor  # the input
     count: str  # what it has, as `counted`
 
+    def at(self, past: int, rows: int) -> Array:
+        """Return what the input has for some numbers of earlier and of new rows."""
+        type_ = type_at(self.tensor, past, rows)
+        return counted(self.count, type_.shape, past, rows).astype(type_.dtype)
+
     def check(self, array: Any, past: int, rows: int) -> None:
         """Raise `InputError` if an array is not what the input has for some numbers of rows."""
         found = type_at(self.tensor, past, rows).accept(array)
-        wanted = counted(self.count, found.shape, past, rows)
+        wanted = self.at(past, rows)
         if not np.array_equal(found, wanted):
             what = f"it has {found.reshape(-1)[:4].tolist()}"
             expected = f"{np.unique(wanted)[:4].tolist()}, since {rows} rows follow {past}; or leave it out"
