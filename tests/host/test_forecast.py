@@ -22,6 +22,7 @@ from korch.options import Options
 from korch.provider.provider import load_providers
 from korch.runtime.executable import Executable
 from korch.system.extras import install_command
+from tests.runtime.cached_models import Form
 from tests.support.models import parsed, saved, sum_and_place
 
 Capture = pytest.CaptureFixture[str]
@@ -164,6 +165,14 @@ def test_a_free_dimension() -> None:
     fixed = one(sum_and_place(), rows=2)
     assert (fixed.values_bytes, fixed.advice) == (3 * 2 * 4 * 4, [])
     assert one(sum_and_place(), rows=range(1, 9)).values_bytes == 3 * 8 * 4 * 4
+
+
+@pytest.mark.parametrize("sizes", [{}, {"past": range(40), "rows": range(1, 9)}])
+def test_a_model_with_states(sizes: dict[str, range]) -> None:
+    found = one(Form("MultiHeadAttention", 17).build(), **sizes)
+    assert (len(found.least), found.host) == (3, [])
+    text = "the model has states; sizes that are not given are assumed: --shape past=0..1023 --shape rows=1..128"
+    assert found.advice == ([] if sizes else [text])
 
 
 def test_a_range_that_the_host_does_not_take_is_refused_or_replaced() -> None:

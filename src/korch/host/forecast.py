@@ -15,7 +15,7 @@ from dataclasses import astuple, dataclass, field
 from korch.backend import kernel_providers
 from korch.candidate.candidate import make_group
 from korch.errors import ModelError, UnknownSizeError, UnsupportedError
-from korch.frontend.onnx import ModelSource, read_model
+from korch.frontend.onnx import LoadedModel, ModelSource, read_model
 from korch.frontend.segments import HostSegment
 from korch.host.engine import NOT_INSTALLED
 from korch.host.optimize import several_with_host, split_for_host
@@ -28,6 +28,7 @@ from korch.pipeline.least import Least, least_of, work_of
 from korch.pipeline.quantized import is_quantized
 from korch.pipeline.ranges import compared_shares, no_ranges
 from korch.pipeline.source import onnx_source
+from korch.pipeline.stateful import state_sizes, step_sources
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.types import NARROW, DType
 from korch.ranges.binding import Bound, binding_of, dimensions_of, is_open, static
@@ -108,12 +109,38 @@ def forecasts(
     return found
 
 
+def _stateful(model: LoadedModel, options: Options, binding: Binding) -> Forecast | None:
+    """Return the forecast of a model with states, for sessions; None of another model, and for fixed rows."""
+    sizes = state_sizes(model, binding)
+    if sizes is None:
+        return None
+    plans = list[Forecast]()
+    for rows, source in step_sources(sizes).items():
+        total = source.dimensions[0].high
+        plans.append(Forecast("", target_of(options).isa, options.threads))
+        run = Run(options, {}, untold, sizes.load(rows or total, total - rows if rows else 0))
+        _add_plan(plans[-1], run, source.dimensions)
+        if not has_time_for_each(source, options, Deadline()):
+            masked(source.dimensions, (total,), source.primitives, source.compared)
+    found = plans[0]
+    found.least = [least for plan in plans for least in plan.least]
+    found.values_bytes = max(plan.values_bytes for plan in plans)
+    found.advice += [sizes.text] if sizes.text else []
+    return found
+
+
 def _assumed(model: ModelSource, options: Options, binding: Binding) -> Forecast:
     """Return the forecast for one binding; sizes that it leaves open are assumed as by an optimization."""
+    has_range = any(isinstance(size, range) for shape in binding.values() for size in shape)
+    if has_range and (found := _stateful(read_model(model), options, binding)):
+        return found
     with suppress(UnknownSizeError):
         if not is_open(binding):
             return _bound(model, options, binding)
-    sizes, advice = assumed(read_model(model).declared, binding), list[str]()
+    loaded = read_model(model)
+    if found := _stateful(loaded, options, binding):
+        return found
+    sizes, advice = assumed(loaded.declared, binding), list[str]()
     try:
         found = _bound(model, options, {**binding, **sizes})
     except (UnsupportedError, ModelError) as error:

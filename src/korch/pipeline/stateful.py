@@ -221,6 +221,15 @@ class _Model:
         dimension = Dimension(ROWS, None, self.sizes.rows[0], min(self.sizes.rows[-1], self.capacity))
         return self._source(dimension, primitives, lambda own: self.operators(own[0], 0))
 
+    def sources(self) -> dict[int, Source]:
+        """Return the source of each plan by its number of new rows; 0 for first rows."""
+        sizes = self.sizes
+        counts = [n for n in STEPS if n in sizes.rows and n + max(1, sizes.past[0]) < self.capacity] or [sizes.rows[0]]
+        found = {rows: self.step(rows) for rows in counts}
+        if 0 in sizes.past and len(sizes.rows) > 1:
+            found[0] = self.first()
+        return found
+
     def _source(
         self,
         dimension: Dimension,
@@ -252,6 +261,11 @@ class _Model:
         return StatefulModel(tuple(inputs), tuple(outputs), self.states, self.capacity, most, counters=tuple(counters))
 
 
+def step_sources(sizes: StateSizes) -> dict[int, Source]:
+    """Return the source of each plan of a model with states by its number of new rows; 0 for first rows."""
+    return _Model.of(sizes).sources()
+
+
 def _axes(shapes: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
     """Return what axes count: `shapes` for some numbers of rows, for fewer new rows, and for one more earlier row."""
     return tuple(
@@ -271,10 +285,7 @@ def optimize_stateful(
         KorchError: as `optimize_model`.
     """
     known = _Model.of(sizes)
-    counts = [n for n in STEPS if n in sizes.rows and n + max(1, sizes.past[0]) < known.capacity] or [sizes.rows[0]]
-    sources = {rows: known.step(rows) for rows in counts}
-    if 0 in sizes.past and len(sizes.rows) > 1:
-        sources[0] = known.first()
+    sources = known.sources()
     found, steps = [], []
     # A state's memory is that of its largest size, so that all plans have the same.
     options = replace(options, search=replace(options.search, range_least=known.capacity))
