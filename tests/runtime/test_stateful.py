@@ -276,6 +276,22 @@ def test_rows_that_depend_on_later_ones_are_not_run_in_parts(cache_folder, build
         found(*(np.zeros(tensor.shape(4, 3), np.float32) for tensor in found.described.inputs))
 
 
+def test_an_input_without_rows_is_given_to_each_part(cache_folder) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[n, 4] x, float[p, 4] past, float[4, 4] w) => (float[n, 4] y, float[total, 4] present) {
+        scaled = MatMul(x, w)
+        present = Concat <axis = 0> (past, scaled)
+        y = Relu(scaled)
+    }"""
+    sizes = {"p": range(16), "n": range(1, 10)}
+    found = korch.optimize(onnx.parser.parse_model(text), shapes=sizes, cache_folder=cache_folder, **QUICK)
+    assert isinstance(found, StatefulExecutable)
+    assert found.described.is_causal
+    x, w, session = np.ones((9, 4), np.float32), np.full((4, 4), 0.5, np.float32), found.session()
+    for rows in (2, 9):
+        np.testing.assert_allclose(session.run(x=x[:rows], w=w)[0], np.full((rows, 4), 2.0))
+
+
 @pytest.mark.parametrize("past", [range(10), range(3, 16)])
 def test_small_capacities_and_states_that_are_never_empty(cache_folder, past) -> None:
     found = korch.optimize(later(), shapes={"p": past, "n": range(1, 9)}, cache_folder=cache_folder, **QUICK)

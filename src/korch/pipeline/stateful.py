@@ -309,6 +309,8 @@ def _is_causal(executable: StatefulExecutable) -> bool:
     past = max(least, min(COMPARED_PAST, executable.described.capacity - max(rows)))
     named = random_feeds(executable.inputs_at(past, max(rows)))
     tensors = [t for t in executable.described.inputs if ROWS in t.axes and TOTAL not in t.axes]
+    kept = {executable.described.inputs[state.input].name for state in executable.described.states}
+    whole = {t.name: named[t.name] for t in executable.described.inputs if not {ROWS, TOTAL, *kept} & {*t.axes, t.name}}
     before = [named[executable.described.inputs[state.input].name] for state in executable.described.states]
     found = []
     for count in (max(rows), min(rows)):
@@ -316,7 +318,7 @@ def _is_causal(executable: StatefulExecutable) -> bool:
         session.assign(before, past)
         for begin in range(0, max(rows), count):
             parts = {t.name: named[t.name].take(range(begin, begin + count), t.axis(ROWS)) for t in tensors}
-            outputs.append(session.run(**parts))
+            outputs.append(session.run(**parts, **whole))
         found.append([*session.joined(outputs), *session.states()])
     pairs = [(np.asarray(a, np.float64), np.asarray(b, np.float64)) for a, b in zip(*found, strict=True)]
     return all(np.abs(a - b).max(initial=0) <= CAUSAL * np.abs(a).max(initial=0) for a, b in pairs)
