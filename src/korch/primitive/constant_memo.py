@@ -8,7 +8,9 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
+
+import numpy as np
 
 from korch.primitive.op import Array
 
@@ -43,15 +45,15 @@ def once_per_array(function: Callable[Concatenate[Array, P], R]) -> Callable[Con
     return remembered
 
 
-def protect(found: Any) -> None:
+def protect(found: object) -> None:
     """Make the arrays in a result read-only, with the memory that they are views of."""
     for part in found if isinstance(found, tuple) else (found,):
-        if hasattr(part, "flags"):
+        if isinstance(part, np.ndarray):
             part.flags.writeable = _owner(part).flags.writeable = False
 
 
 def _owner(array: Array) -> Array:
     """Return the array that keeps the memory of an array."""
-    while isinstance(array.base, type(array)):
+    while isinstance(array.base, np.ndarray):
         array = array.base
     return array
