@@ -90,11 +90,12 @@ def expose_writes(program: Any, flat: Any, count: int, name: str) -> Effects:
 def _declare(program: Any, states: Sequence[Any]) -> None:
     """Let a program of flat inputs and results say which there are, with states as its last inputs."""
     signature, ends = program.module_call_graph[0].signature, program.graph_signature
-    signature.inputs = [spec.arg for spec in ends.input_specs if spec.kind is InputKind.USER_INPUT]
-    signature.outputs = [spec.arg for spec in ends.output_specs if spec.kind is OutputKind.USER_OUTPUT]
-    signature.forward_arg_names = [argument.name for argument in signature.inputs]
-    signature.in_spec = pytree.tree_structure((tuple(signature.inputs), {}))
-    signature.out_spec = pytree.tree_structure(tuple(signature.outputs))
+    inputs = [spec.arg for spec in ends.input_specs if spec.kind is InputKind.USER_INPUT]
+    outputs = [spec.arg for spec in ends.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    # Its lists of arguments stay empty: a decomposition replaces values, and does not rename them there.
+    signature.forward_arg_names = [argument.name for argument in inputs]
+    signature.in_spec = pytree.tree_structure((tuple(inputs), {}))
+    signature.out_spec = pytree.tree_structure(tuple(outputs))
     if program.example_inputs is not None:
         program.example_inputs = ((*program.example_inputs[0], *states), {})
 
