@@ -9,11 +9,12 @@ import numpy as np
 from korch.inputs import random_arrays
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.reduce import ReduceAttributes
-from korch.primitive.types import ValueType
+from korch.primitive.ops.stored import StoredAttributes
+from korch.primitive.types import DType, ValueType
 from korch.ranges.form import Extent, Factor, Rows, extent
 from korch.ranges.live import count_of, live
 from korch.ranges.masked import Masked
-from korch.ranges.needed import Need, before_reshape, needs_of_plan
+from korch.ranges.needed import Need, before_reshape, needs, needs_of_plan
 from korch.ranges.plan import RangePlan
 from korch.runtime.padding import OutputCut
 from tests.ranges.range_models import bert, conv_net, masked_model, model_of, pyramid, vit
@@ -153,3 +154,15 @@ def test_what_nothing_reads_makes_nothing_needed() -> None:
     value_of = {primitive.op: primitive.output for primitive in graph.primitives}
     assert found[value_of["exp"]] == {0: N}
     assert value_of["reduce_sum"] not in found
+
+
+def test_rows_of_products_by_stored_weights_are_needed_in_a_chain() -> None:
+    builder, at = GraphBuilder(), StoredAttributes(bits=4, block=4, zero=8)
+    values = [builder.input("x", ValueType((1, 8, 4), DType.F32))]
+    for _ in range(2):
+        weights = builder.constant(np.arange(8, dtype=np.uint8).reshape(2, 4)), builder.constant(np.ones((1, 4), "f4"))
+        values.append(builder.add("matmul_stored", [values[-1], *weights], at))
+    builder.output("y", values[-1])
+    graph = builder.freeze()
+    found = needs(graph, [(graph.outputs[0][1], {1: N})])
+    assert [found[value] for value in (graph.inputs[0][1], *(p.output for p in graph.primitives))] == [{1: N}] * 3

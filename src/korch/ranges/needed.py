@@ -187,6 +187,8 @@ def of_operand(graph: PrimitiveGraph, primitive: Primitive, k: int, need: Need, 
             rank = len(after)
             kept = rank - 2 if k == 0 else rank - 1
             return {axis: extents for axis, extents in need.items() if axis < rank - 2 or axis == kept}
+        case "matmul_stored" if k == 0:
+            return {axis: extents for axis, extents in need.items() if axis < len(after) - 1}
     return {}
 
 
