@@ -16,7 +16,7 @@ from korch.errors import KorchError
 from korch.frontend.torch import export_module
 from korch.frontend.torch.graph import default_high
 from korch.runtime.ranged import RangedExecutable
-from korch.torch_backend import SAID, KorchFallbackWarning, KorchShapesWarning
+from korch.torch_backend import KorchFallbackWarning, KorchShapesWarning
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -292,9 +292,10 @@ def test_what_a_graph_writes_is_written(first: int, made: list[Any], quick: dict
         torch.testing.assert_close(*tables)
         assert found[1].data_ptr() == tables[0][:, 1:].data_ptr()
     assert [len(graph.plans) for graph in made] == [1, 1]  # the place is a constant first, and then a tensor
-    SAID.clear()
-    with pytest.raises(IndexError), pytest.warns(KorchFallbackWarning, match="it failed while it ran"):
+    with pytest.raises(IndexError):
         compiled(mine, tables[0], 8)
+    # PyTorch ignores warnings while it compiles again, so the warning itself may not be shown.
+    assert any("it failed while it ran" in text for text in torch_backend.SAID)
 
 
 def twice(x: Any, y: Any) -> Any:
