@@ -7,7 +7,7 @@ capacity also has rows that are not in use, whose content has no meaning.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -16,9 +16,6 @@ import onnx
 
 from korch.errors import ModelError, UnsupportedError
 from korch.frontend.definition import Definition
-from korch.frontend.names import node_label
-from korch.primitive.op import Array
-from korch.primitive.types import ValueType
 
 F32, I64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
 
@@ -107,10 +104,10 @@ def _attend(
         k, v = (_repeated(d, x, groups, heads // groups, run) for x in (k, v))
     scale = (d.attributes.number("scale", 0.0) or 1 / math.sqrt(size)) / (how.cap or 1.0)
     scores = d.op("MatMul", q, d.op("Transpose", k, perm=[0, 1, 3, 2]))
-    scores = _wide(d, d.op("Mul", scores, d.constant(np.array(scale, dtype))))
+    scores = d.widened(d.op("Mul", scores, d.constant(np.array(scale, dtype))))
     if how.cap:
         scores = d.op("Mul", d.op("Tanh", scores), d.number(how.cap))
-    added = [_wide(d, how.bias)] if how.bias else []
+    added = [d.widened(how.bias)] if how.bias else []
     added += [d.op("Where", mask, d.number(0.0), d.number(how.lowest)) for mask in how.masks]
     while len(added) > 1:
         added[:2] = [d.op("Add", *added[:2])]
@@ -118,14 +115,12 @@ def _attend(
         scores = d.op("Add", scores, added[0])
     if how.sink:
         shape = _ints(d, run.batch, heads, run.rows, 1)
-        sink = d.op("Expand", _wide(d, _reshape(d, how.sink, 1, -1, 1, 1)), shape)
+        sink = d.op("Expand", d.widened(_reshape(d, how.sink, 1, -1, 1, 1)), shape)
         scores = d.op("Concat", sink, scores, axis=-1)
     shares = d.op("Softmax", scores, axis=-1)
     if how.sink:
         shares = _part(d, shares, 3, 1, 1 + run.present)
-    if dtype != np.float32:
-        shares = d.op("Cast", shares, to=onnx.helper.np_dtype_to_tensor_dtype(dtype))
-    mixed = d.op("MatMul", shares, v)
+    mixed = d.op("MatMul", d.narrowed(shares), v)
     if how.is_guarded and added:
         best = d.op("ReduceMax", added[0], _ints(d, -1))
         mixed = d.op("Where", d.op("Equal", best, d.number(-math.inf)), d.constant(np.zeros((), dtype)), mixed)
@@ -141,10 +136,6 @@ def _repeated(d: Definition, x: str, groups: int, times: int, run: CacheRows) ->
     """Return [batch, groups, keys, size] with each group several times."""
     wide = d.op("Expand", d.op("Unsqueeze", x, _ints(d, 2)), _ints(d, 1, 1, times, 1, 1))
     return _reshape(d, wide, run.batch, groups * times, run.present, -1)
-
-
-def _wide(d: Definition, x: str) -> str:
-    return x if d.dtype(d.node.input[0]) == np.float32 else d.op("Cast", x, to=F32)
 
 
 def _present(d: Definition, past: str, new: str, run: CacheRows) -> str:
@@ -359,7 +350,7 @@ def _many_heads(at: _Inputs) -> Callable[[Definition], None]:
         pasts = ("", "") if is_cross else (d.optional(at.past), d.optional(at.past + 1))
         run = _many_heads_run(d, at, (q.rows, k.rows), pasts[0])
         names = [_present(d, past, new.name, run) for past, new in zip(pasts, (k, v), strict=True)]
-        masks = _padding(d, d.optional(at.mask), run)
+        masks = padding(d, d.optional(at.mask), run.batch, run.present)
         if d.attributes.get("unidirectional", 0) or run.present < run.held + k.rows:
             masks = (*masks, *_causal(d, run))
         lowest = d.attributes.number("mask_filter_value", -10000.0)
@@ -410,20 +401,26 @@ def _many_heads_run(d: Definition, at: _Inputs, rows: tuple[int, int], past: str
     return CacheRows(batch, rows[0], held, held, begin, known)
 
 
-def _padding(d: Definition, mask: str, run: CacheRows) -> tuple[str, ...]:
-    """Return which keys are read by a mask of ones and zeros, or by the number of keys of each sequence."""
+def padding(d: Definition, mask: str, batch: int, keys: int) -> tuple[str, ...]:
+    """Return which keys are read by a mask of ones and zeros, or by the number of keys of each sequence.
+
+    Keys behind a mask are read. There is no result without a mask.
+
+    Raises:
+        UnsupportedError: the mask has another number of axes.
+    """
     if not mask:
         return ()
     shape = d.shape(mask)
-    if len(shape) == 1 and shape[0] == run.batch:
-        places = d.constant(np.arange(run.present, dtype=np.int32))
+    if len(shape) == 1 and shape[0] == batch:
+        places = d.constant(np.arange(keys, dtype=np.int32))
         return (d.op("Less", places, _reshape(d, mask, -1, 1, 1, 1)),)
     if len(shape) not in (2, 3):
         raise UnsupportedError(f"its mask has the shape {list(shape)}", d.where, "a shape of 1 to 3 axes")
-    if shape[-1] < run.present:
-        more = np.ones((*shape[:-1], run.present - shape[-1]), np.int32)
+    if shape[-1] < keys:
+        more = np.ones((*shape[:-1], keys - shape[-1]), np.int32)
         mask = d.op("Concat", mask, d.constant(more), axis=-1)
-    whole = _reshape(d, mask, shape[0], 1, shape[1] if len(shape) == 3 else 1, max(shape[-1], run.present))
+    whole = _reshape(d, mask, shape[0], 1, shape[1] if len(shape) == 3 else 1, max(shape[-1], keys))
     return (d.op("Greater", whole, d.constant(np.array(0, np.int32))),)
 
 
@@ -468,25 +465,19 @@ def _standard(d: Definition) -> None:
     _return(d, k, v)
 
 
-def define_attention(
-    node: onnx.NodeProto,
-    opsets: Mapping[str, int],
-    types: MutableMapping[str, ValueType],
-    constants: MutableMapping[str, Array],
-    model: str,
-) -> list[onnx.NodeProto] | None:
-    """Return nodes that define an Attention of the standard that has a cache; None for any other node.
+def define_attention(d: Definition) -> bool:
+    """Define an Attention of the standard that has a cache; return whether it is one.
 
     ONNX has a definition, too, but its inliner does not accept that inputs before the cache are left out.
     """
+    node = d.node
     has_cache = node.op_type == "Attention" and not node.domain and any(node.input[4:7])
     if not has_cache or any(node.output[3:]):
-        return None
-    d = Definition(node, types, constants, f"{model}: {node_label(node)}", opsets[""])
+        return False
     if d.dtype(node.input[0]).itemsize > 4 or d.attributes.get("softmax_precision", 1) == onnx.TensorProto.DOUBLE:
-        return None
+        return False
     _standard(d)
-    return d.nodes
+    return True
 
 
 CACHED: Mapping[str, Callable[[Definition], None]] = {

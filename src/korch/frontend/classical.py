@@ -7,13 +7,12 @@ others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx
 
 from korch.frontend.definition import Definition
-from korch.frontend.names import node_label
 from korch.primitive.op import Array
 from korch.primitive.ops.opaque import onnx_type
 from korch.primitive.types import DType, ValueType
@@ -205,20 +204,11 @@ TYPED = ("SVMClassifier", "SVMRegressor", "TreeEnsemble", "TreeEnsembleClassifie
 """Operators that are kept whole, whose types `types_of` gives."""
 
 
-def define_classical(
-    node: onnx.NodeProto,
-    opsets: Mapping[str, int],
-    types: MutableMapping[str, ValueType],
-    constants: MutableMapping[str, Array],
-    model: str,
-) -> list[onnx.NodeProto] | None:
-    """Return the standard nodes that define a node of the domain ai.onnx.ml; None if there is no definition here."""
-    define = DEFINITIONS.get(node.op_type) if node.domain == DOMAIN else None
-    is_known = all(name in types or (name in constants and constants[name].dtype.kind in "iuf") for name in node.input)
-    if define is None or not is_known or opsets.get("", 0) < OLDEST_OPSET:
-        return None
-    definition = Definition(node, types, constants, f"{model}: {node_label(node)}", opsets[""])
-    return definition.nodes if define(definition) else None
+def define_classical(d: Definition) -> bool:
+    """Define a node of the domain ai.onnx.ml; return whether there is a definition here."""
+    define = DEFINITIONS.get(d.node.op_type) if d.node.domain == DOMAIN else None
+    is_known = all(n in d.types or (n in d.constants and d.constants[n].dtype.kind in "iuf") for n in d.node.input)
+    return define is not None and is_known and d.opset >= OLDEST_OPSET and define(d)
 
 
 def types_of(node: onnx.NodeProto, type_: ValueType) -> dict[str, onnx.TypeProto]:

@@ -7,20 +7,18 @@ earlier or later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import onnx
 
 from korch.errors import ModelError, UnsupportedError
-from korch.frontend.cached import CACHED
+from korch.frontend.cached import CACHED, padding
 from korch.frontend.definition import Definition
 from korch.frontend.fused import FUSED
-from korch.frontend.names import node_label
 from korch.primitive.constant_memo import once_per_array
 from korch.primitive.op import Array
-from korch.primitive.types import DType, ValueType
 
 DOMAIN = "com.microsoft"
 
@@ -146,11 +144,7 @@ def _matmul_of_bits(d: Definition) -> None:
         ends = [d.constant(np.array([value])) for value in (0, k, 1)]
         w = d.op("Slice", w, *ends)
     a = d.needed(0, "the data")
-    dtype = d.types[a].dtype if a in d.types else DType.F32
-    wide = a if dtype is DType.F32 else d.op("Cast", a, to=onnx.TensorProto.FLOAT)
-    y = d.op("MatMul", wide, d.op("Transpose", w, perm=[1, 0]))
-    if dtype is not DType.F32:
-        y = d.op("Cast", y, to=onnx.helper.np_dtype_to_tensor_dtype(dtype.numpy))
+    y = d.narrowed(d.op("MatMul", d.widened(a), d.op("Transpose", w, perm=[1, 0])))
     d.end(y, d.optional(5))
 
 
@@ -181,32 +175,14 @@ def _attention(d: Definition) -> None:
     scores = d.op("MatMul", q, d.op("Transpose", k, perm=[0, 1, 3, 2]))
     scores = d.op("Mul", scores, d.constant(np.asarray(scale, np.float32)))
     lowest = np.float32(d.attributes.number("mask_filter_value", -10000.0))
-    if d.optional(5):
-        scores = d.op("Add", scores, _mask(d, length, lowest))
+    for is_kept in padding(d, d.optional(5), batch, length):
+        scores = d.op("Add", scores, d.op("Where", is_kept, d.number(0.0), d.constant(np.array(lowest))))
     if d.attributes.get("unidirectional", 0):
         later = np.triu(np.full((length, length), lowest, np.float32), 1)
         scores = d.op("Add", scores, d.constant(later))
     summed = d.op("MatMul", d.op("Softmax", scores, axis=-1), v)
     shape = d.constant(np.array([batch, length, width]))
     d.end(d.op("Reshape", d.op("Transpose", summed, perm=[0, 2, 1, 3]), shape))
-
-
-def _mask(d: Definition, length: int, lowest: np.float32) -> str:
-    """Return what is added to the scores, from a mask of ones and zeros or from the length of each row."""
-    mask = d.optional(5)
-    shape = d.shape(mask)
-    if len(shape) == 1 and shape[0] == d.shape(d.node.input[0])[0]:
-        places = d.constant(np.arange(length, dtype=np.int32))
-        is_kept = d.op("Less", places, d.op("Reshape", mask, d.constant(np.array([-1, 1, 1, 1]))))
-    elif len(shape) == 2:
-        wanted = d.constant(np.array([shape[0], 1, 1, shape[1]]))
-        is_kept = d.op("Greater", d.op("Reshape", mask, wanted), d.constant(np.array(0, np.int32)))
-    elif len(shape) == 3:
-        wanted = d.constant(np.array([shape[0], 1, *shape[1:]]))
-        is_kept = d.op("Greater", d.op("Reshape", mask, wanted), d.constant(np.array(0, np.int32)))
-    else:
-        raise UnsupportedError(f"its mask has the shape {list(shape)}", d.where, "a shape of 1 to 3 axes")
-    return d.op("Where", is_kept, d.constant(np.array(0, np.float32)), d.constant(np.array(lowest)))
 
 
 DEFINITIONS: Mapping[str, Callable[[Definition], None]] = {
@@ -226,32 +202,23 @@ DEFINITIONS: Mapping[str, Callable[[Definition], None]] = {
 }
 
 
-def define_contributed(
-    node: onnx.NodeProto,
-    opsets: Mapping[str, int],
-    types: MutableMapping[str, ValueType],
-    constants: MutableMapping[str, Array],
-    model: str,
-) -> list[onnx.NodeProto] | None:
-    """Return the standard nodes that define a node of the domain com.microsoft, None if there is no definition here.
-
-    `node`: a NodeProto; its input names may be changed.
+def define_contributed(d: Definition) -> bool:
+    """Define a node of the domain com.microsoft; return whether there is a definition here.
 
     Raises:
         ModelError: an input is missing, or has another size than the attributes say.
         UnsupportedError: it uses a feature of the operator that has no definition here.
     """
-    is_own = (node.domain == DOMAIN and DOMAIN in opsets) or (node.op_type in UNDECLARED and not node.domain)
-    define = DEFINITIONS.get(node.op_type) if is_own else None
+    domain, op_type = d.node.domain, d.node.op_type
+    is_own = (domain == DOMAIN and DOMAIN in d.opsets) or (op_type in UNDECLARED and not domain)
+    define = DEFINITIONS.get(op_type) if is_own else None
     if define is None:
-        return None
-    where = f"{model}: {node_label(node)}"
-    if opsets.get("", 0) < OLDEST_OPSET:
+        return False
+    if d.opset < OLDEST_OPSET:
         raise UnsupportedError(
-            f"the model uses opset {opsets.get('', 0)}",
-            where=where,
+            f"the model uses opset {d.opset}",
+            where=d.where,
             expected=f"at least {OLDEST_OPSET} beside operators of the domain {DOMAIN!r}",
         )
-    definition = Definition(node, types, constants, where, opsets[""])
-    define(definition)
-    return definition.nodes
+    define(d)
+    return True

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import onnx
 
 from korch.errors import ModelError, UnsupportedError
 from korch.frontend.attributes import NodeAttributes
+from korch.frontend.names import node_label
 from korch.primitive.op import Array
 from korch.primitive.types import DType, ValueType
 
@@ -18,23 +20,37 @@ class Definition:
     """One node of another domain, and the standard nodes written so far to define it.
 
     Attributes:
+        node: the node; its input names may be changed.
+        opsets: the versions of the standard, "", and of the other domains.
         nodes: the standard nodes, in order; their constants are added to those of the graph.
-        opset: the version of the standard that they are of.
     """
 
     def __init__(
         self,
         node: onnx.NodeProto,
+        opsets: Mapping[str, int],
         types: MutableMapping[str, ValueType],
         constants: MutableMapping[str, Array],
-        where: str,
-        opset: int,
+        model: str,
     ) -> None:
-        self.node, self.types, self.constants, self.where = node, types, constants, where
-        self.attributes = NodeAttributes(node)
-        self.opset = opset
+        self.node, self.opsets, self.types, self.constants = node, opsets, types, constants
         self.nodes: list[onnx.NodeProto] = []
-        self._steps = 0
+        self._model, self._steps = model, 0
+
+    @cached_property
+    def attributes(self) -> NodeAttributes:
+        """The attributes of the node."""
+        return NodeAttributes(self.node)
+
+    @cached_property
+    def where(self) -> str:
+        """The model and the node, for messages."""
+        return f"{self._model}: {node_label(self.node)}"
+
+    @property
+    def opset(self) -> int:
+        """The version of the standard; 0 if the model uses other domains only."""
+        return self.opsets.get("", 0)
 
     def optional(self, position: int) -> str:
         """Return the name of an input, "" if it is left out."""
@@ -106,6 +122,17 @@ class Definition:
     def _step(self, op_type: str) -> str:
         self._steps += 1
         return f"{op_type}_{self._steps - 1}"
+
+    def widened(self, x: str) -> str:
+        """Convert a value of the type of the node's first input to float32."""
+        is_wide = self.dtype(self.node.input[0]) == np.float32
+        return x if is_wide else self.op("Cast", x, to=onnx.TensorProto.FLOAT)
+
+    def narrowed(self, y: str) -> str:
+        """Convert a value of float32 to the type of the node's first input."""
+        dtype = self.dtype(self.node.input[0])
+        is_wide = dtype == np.float32
+        return y if is_wide else self.op("Cast", y, to=onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
     def real(self, at: int, what: str = "an operand") -> str:
         """Dequantize three inputs from position `at` on (integers, scale, zero point) and return the real numbers."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import onnx
 
 from korch.errors import UnsupportedError
 from korch.frontend.definition import Definition
@@ -124,14 +123,10 @@ def _normalization(d: Definition) -> None:
 
 def _root(d: Definition, x: str, scale: str, epsilon: float) -> None:
     """Make `x` divided by the root of its mean square along the last axis, times a scale, the node's output."""
-    dtype, size = d.dtype(d.node.input[0]), d.shape(scale)[-1]
-    wide = x if dtype == np.float32 else d.op("Cast", x, to=onnx.TensorProto.FLOAT)
+    wide, size = d.widened(x), d.shape(scale)[-1]
     total = d.op("ReduceSum", d.op("Mul", wide, wide), d.constant(np.array([-1])), keepdims=1)
     mean = d.op("Add", d.op("Mul", total, d.number(1 / size)), d.number(epsilon))
-    y = d.op("Div", wide, d.op("Sqrt", mean))
-    if dtype != np.float32:
-        y = d.op("Cast", y, to=onnx.helper.np_dtype_to_tensor_dtype(dtype))
-    d.end(d.op("Mul", y, scale))
+    d.end(d.op("Mul", d.narrowed(d.op("Div", wide, d.op("Sqrt", mean))), scale))
 
 
 FUSED: Mapping[str, Callable[[Definition], None]] = {

@@ -15,7 +15,7 @@ from korch.frontend.attributes import NodeAttributes
 from korch.frontend.cached import define_attention
 from korch.frontend.classical import define_classical
 from korch.frontend.contributed import define_contributed
-from korch.frontend.definition import set_constant
+from korch.frontend.definition import Definition, set_constant
 from korch.frontend.expand import COMPOSITES, embed_captured, expand_composite, take_branch
 from korch.frontend.fold import LIMIT_BYTES, constant_of, evaluate, evaluate_split
 from korch.frontend.infer import Known, find_schema, infer_types, static_type
@@ -149,10 +149,9 @@ class Propagation:
         if node.op_type == "Constant" and not node.domain:
             self._constant_node(node)
             return []
-        for define in (define_contributed, define_classical, define_attention):
-            defined = define(node, self.opsets, self.types, self.constants, self.model)
-            if defined is not None:
-                return defined
+        definition = Definition(node, self.opsets, self.types, self.constants, self.model)
+        if any(define(definition) for define in (define_contributed, define_classical, define_attention)):
+            return definition.nodes
         schema = find_schema(node, self.opsets, self.model)
         if node.op_type in ("Loop", "Scan") and not node.domain and self._loop(node):
             return []
