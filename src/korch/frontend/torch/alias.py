@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from korch.frontend.torch.effects import storage_of
+from korch.frontend.torch.effects import span_of, storage_of
 from korch.frontend.torch.graph import inputs_of
 
 
@@ -71,7 +71,7 @@ def aliases_of(graph: Any) -> Aliases:
                 if not number.node.expr.free_symbols <= symbols.keys():
                     return Aliases(graph, {}, reason="it returns a number that is not computed from sizes")
             continue
-        storage, (start, stop) = storage_of(value), _span(value)
+        storage, (start, stop) = storage_of(value), span_of(value)
         if storage in given:
             i = given[storage]
             (shape, steps, offset), own = _geometry(value), _geometry(_tensor(nodes[i]))
@@ -122,17 +122,3 @@ def _geometry(tensor: Any) -> tuple[Any, Any, Any]:
         return n.node.expr if isinstance(n, torch.SymInt) else n
 
     return tuple(map(plain, tensor.shape)), tuple(map(plain, tensor.stride())), plain(tensor.storage_offset())
-
-
-def _span(tensor: Any) -> tuple[int, int]:
-    """Return the offsets in its storage of a tensor's first element, and of one past its last element."""
-    start, sizes = _size(tensor.storage_offset()), list(map(_size, tensor.shape))
-    if 0 in sizes:
-        return start, start
-    reach = ((n - 1) * _size(s) for n, s in zip(sizes, tensor.stride(), strict=True))
-    return start, start + sum(reach) + 1
-
-
-def _size(size: Any) -> int:
-    """Return a size; for a symbolic size, its value in the example, without adding a guard."""
-    return int(size.node.hint if isinstance(size, torch.SymInt) else size)

@@ -151,14 +151,21 @@ def shares_memory(args: Sequence[Any], written: frozenset[int]) -> bool:
             storages.setdefault(arg.untyped_storage().data_ptr(), []).append(i)
     for own in storages.values():
         for i in written.intersection(own) if len(own) > 1 else ():
-            start, stop = _span(args[i])
-            if any(_span(args[k])[0] < stop and start < _span(args[k])[1] for k in own if k != i):
+            start, stop = span_of(args[i])
+            others = [span_of(args[k]) for k in own if k != i]
+            if any(begin < stop and start < end for begin, end in others):
                 return True
     return False
 
 
-def _span(tensor: Any) -> tuple[int, int]:
+def span_of(tensor: Any) -> tuple[int, int]:
     """Return the offsets in its storage of a tensor's first element, and of one past its last, in bytes."""
-    reach = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.storage_offset()
-    return start * tensor.element_size(), (start + reach + 1) * tensor.element_size()
+    start, sizes = _size(tensor.storage_offset()), list(map(_size, tensor.shape))
+    reach = sum((n - 1) * _size(step) for n, step in zip(sizes, tensor.stride(), strict=True))
+    stop = start if 0 in sizes else start + reach + 1
+    return start * tensor.element_size(), stop * tensor.element_size()
+
+
+def _size(size: Any) -> int:
+    """Return a size; for a symbolic size, its value in the example, without adding a guard."""
+    return int(size.node.hint if isinstance(size, torch.SymInt) else size)
