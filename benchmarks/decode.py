@@ -207,10 +207,9 @@ def compare_tokens(step: Step, folder: Path, budget_s: float, count: int) -> dic
     prompt = Step(step.name, step.dtype, 0, PROMPT).inputs()["input_ids"][0].tolist()
     found = generate(executable, prompt, count).tokens
     model = build_decoder(step.name, step.dtype, batch=1)
-    graph = fission(
-        load_model(model, {"seq": (PROMPT + count - 1,), "past": (0,), "past + seq": (PROMPT + count - 1,)})
-    )
-    inputs = Step(step.name, step.dtype, 0, PROMPT + count - 1).inputs()
+    rows = PROMPT + count - 1
+    graph = fission(load_model(model, {"seq": (rows,), "past": (0,), "past + seq": (rows,)}))
+    inputs = Step(step.name, step.dtype, 0, rows).inputs()
     inputs["input_ids"] = np.array([prompt + list(found[:-1])])
     logits = reference.run(graph, inputs)["logits"][0, PROMPT - 1 :]
     second, first = np.partition(logits, -2, -1)[:, -2:].T

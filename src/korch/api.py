@@ -29,7 +29,7 @@ from korch.pipeline.background import BackgroundExecutable, has_background
 from korch.pipeline.ranges import optimize_ranges
 from korch.pipeline.source import onnx_source
 from korch.pipeline.stateful import optimize_stateful, state_sizes
-from korch.ranges.binding import Bound, is_open, static
+from korch.ranges.binding import Bound, has_range, is_open, static
 from korch.report.progress import shown
 from korch.runtime import shaped
 from korch.runtime.combine import combine
@@ -294,15 +294,11 @@ def check_bindings(bindings: Sequence[Binding]) -> bool:
         raise OptionError("there is no binding", where="option shapes", expected="at least one")
     if any(binding in bindings[:i] for i, binding in enumerate(bindings)):
         raise OptionError("two bindings are equal", where="option --shape", expected="different ones")
-    is_ranged = any(map(_has_range, bindings))
+    is_ranged = any(map(has_range, bindings))
     if is_ranged and len(bindings) > 1:
         expected = "ranges, or sizes separated by commas"
         raise OptionError("there are ranges of sizes and several bindings", "option --shape", expected)
     return is_ranged
-
-
-def _has_range(binding: Binding) -> bool:
-    return any(isinstance(n, range) for shape in binding.values() for n in shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +320,7 @@ class _Job:
         """Return an executable for all bindings."""
         first = bindings[0]
         # Only a free dimension counts rows of a state; other models are not read twice.
-        if _has_range(first) and (found := self._stateful(read_model(self.source), first)):
+        if has_range(first) and (found := self._stateful(read_model(self.source), first)):
             return found
         try:
             if len(bindings) > 1 or not is_open(first):
@@ -360,7 +356,7 @@ class _Job:
         return self._bound([{**binding, **sizes}])
 
     def _bound(self, bindings: Sequence[Binding]) -> Runnable:
-        if any(map(_has_range, bindings)):
+        if any(map(has_range, bindings)):
             return self._ranged(bindings[0])
         count = len(bindings)
         found = [self.part(i, count)._static(static(binding)) for i, binding in enumerate(bindings)]

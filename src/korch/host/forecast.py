@@ -31,7 +31,7 @@ from korch.pipeline.source import onnx_source
 from korch.pipeline.stateful import state_sizes, step_sources
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.types import NARROW, DType
-from korch.ranges.binding import Bound, binding_of, dimensions_of, is_open, static
+from korch.ranges.binding import Bound, binding_of, dimensions_of, has_range, is_open, static
 from korch.ranges.form import Dimension
 from korch.ranges.masked import masked
 from korch.report.units import size_text
@@ -131,8 +131,7 @@ def _stateful(model: LoadedModel, options: Options, binding: Binding) -> Forecas
 
 def _assumed(model: ModelSource, options: Options, binding: Binding) -> Forecast:
     """Return the forecast for one binding; sizes that it leaves open are assumed as by an optimization."""
-    has_range = any(isinstance(size, range) for shape in binding.values() for size in shape)
-    if has_range and (found := _stateful(read_model(model), options, binding)):
+    if has_range(binding) and (found := _stateful(read_model(model), options, binding)):
         return found
     with suppress(UnknownSizeError):
         if not is_open(binding):

@@ -53,6 +53,11 @@ def binding_of(shapes: Mapping[str, Sequence[Bound]], sizes: Sizes) -> dict[str,
     return found
 
 
+def has_range(shapes: Mapping[str, Sequence[Bound]]) -> bool:
+    """Return whether a dimension has all sizes of a range."""
+    return any(isinstance(bound, range) for shape in shapes.values() for bound in shape)
+
+
 def is_open(shapes: Mapping[str, Sequence[Bound]]) -> bool:
     """Return whether a dimension is to have the size of one that is not given."""
     return not shapes.keys() >= {other for shape in shapes.values() if (other := _other(shape)) is not None}

@@ -77,6 +77,11 @@ class StatefulModel:
     is_causal: bool = True
     counters: tuple[RowCounter, ...] = ()
 
+    @property
+    def counter_names(self) -> set[str]:
+        """The names of the inputs that count rows."""
+        return {counter.tensor.name for counter in self.counters}
+
     def check_counters(self, given: Mapping[str, Any], past: int, rows: int) -> None:
         """Raise `InputError` if an input that counts rows is given and is not what it has for some numbers of rows."""
         for counter in self.counters:

@@ -116,7 +116,7 @@ class StatefulExecutable(ShapedExecutable):
         return tuple(found[output.name] for output in self.described.outputs)
 
     def _fed(self, feeds: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
-        counters = {counter.tensor.name for counter in self.described.counters} - set(names)
+        counters = self.described.counter_names - set(names)
         arrays = super()._fed({name: array for name, array in feeds.items() if name not in counters}, names)
         rows, past = self.counts_of(arrays)
         self.described.check_counters(feeds, past, rows)
@@ -366,7 +366,7 @@ class Session:
 
     def _named(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         names = [tensor.name for tensor in self._inputs]
-        counters = {counter.tensor.name for counter in self.executable.described.counters}
+        counters = self.executable.described.counter_names
         if unknown := [name for name in named if name not in names and name not in counters]:
             raise InputError(f"there is no input {unknown[0]!r}", "session", quoted(names))
         if arrays and (named or len(arrays) != len(names)):

@@ -244,10 +244,9 @@ def products_fit(program: TileProgram) -> None:
             wanted |= {at.buffer: total for at in (step.rescale, step.factor) if at is not None}
             if step.product in (Product.F32, Product.SPLIT):
                 halves = (DType.F16, DType.BF16)
-                reads = [(step.a.buffer, halves), (step.b.buffer, WIDENED)]
-                for name, narrow in (*reads, *((at.buffer, halves) for at in (step.factor,) if at is not None)):
-                    if types[name] in narrow:
-                        wanted.pop(name, None)
+                for at, narrow in ((step.a, halves), (step.b, WIDENED), (step.factor, halves)):
+                    if at is not None and types[at.buffer] in narrow:
+                        wanted.pop(at.buffer, None)
             for name, dtype in wanted.items():
                 what = f"{name} is of type {types[name].value}, not {dtype.value}"
                 _require(types[name] is dtype, what, format_contract(step))
