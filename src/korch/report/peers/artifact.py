@@ -25,10 +25,12 @@ class ArtifactPeer:
         # Imported late: only a worker process calls this, and the package imports this module.
         load = importlib.import_module("korch").load
         single = importlib.import_module("korch.runtime.executable").Executable
-        executable = load(model_path)
-        given, known = contiguous(inputs), {tensor.name for tensor in executable.get_inputs()}
-        # An input that counts the rows of states may be none of the artifact's.
-        arrays = tuple(array for name, array in given.items() if name in known or not known <= given.keys())
+        stateful = importlib.import_module("korch.runtime.stateful").StatefulExecutable
+        executable: Callable[..., tuple[Array, ...]] = load(model_path)
+        if isinstance(executable, stateful):  # by name: an input that counts rows may be none of the artifact's
+            given = contiguous(inputs)
+            return lambda: list(executable.run(None, given))
+        arrays = tuple(contiguous(inputs).values())
         if isinstance(executable, single):
             bound: Callable[[], tuple[Array, ...]] = executable.bind(*arrays)
             return lambda: list(bound())

@@ -95,4 +95,4 @@ def require(peer: Peer) -> None:
 
 def contiguous(inputs: Mapping[str, Array]) -> Arrays:
     """Return the inputs as contiguous arrays, so that engines can use their memory directly."""
-    return {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+    return {name: np.asarray(array, order="C") for name, array in inputs.items()}
