@@ -46,7 +46,7 @@ class UnsupportedError(KorchError):
 
 
 class InputError(KorchError):
-    """An executable was called with the wrong names, shapes or types: the caller's fault."""
+    """An executable was called with the wrong names, shapes, types or indices: the caller's fault."""
 
 
 class OptionError(KorchError):

@@ -34,7 +34,7 @@ from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import TensorifyState
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-from korch.errors import KorchError, ModelError, OptionError, ProviderError, UnsupportedError
+from korch.errors import InputError, KorchError, ModelError, OptionError, ProviderError, UnsupportedError
 from korch.frontend.torch import Exported, export_call
 from korch.frontend.torch.alias import Aliases, aliases_of
 from korch.frontend.torch.effects import shares_memory, written_inputs
@@ -205,7 +205,7 @@ class CompiledGraph:
             return self._graph(*args)
         try:
             found = plan.run(args, self._static)
-        except ProviderError as error:  # such as an index out of range; nothing has been written
+        except (InputError, ProviderError) as error:  # such as an index out of range; nothing has been written
             self._say(_reason(error))
             return self._graph(*args)
         return self.aliases.joined(found, args)

@@ -5,8 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
+import korch
 from korch.candidate.layout import Layout
 from korch.cli import main
 from korch.errors import ArtifactError, InputError, ProviderError
@@ -75,6 +77,38 @@ def test_inputs_with_a_default_may_be_left_out(make_executable, tmp_path, capsys
         loaded()
     with pytest.raises(InputError, match="input 'x' is missing: only 'y' is given"):
         loaded(y=y)
+
+
+def test_indices_out_of_range_are_named_at_each_run(cache_folder):
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (int64[n] at, int64[1] row, float[10] x) => (float[n, 2] y, float[1] z)
+    <float[3, 2] table = {1.0, 2.0, 3.0, 4.0, 5.0, 6.0}> {
+        narrow = Cast <to = 6> (at)
+        y = Gather(table, narrow)
+        z = Gather(x, row)
+    }"""
+    for sizes, limits in ((10, {"at": (-3, 2), "row": (-10, 9)}), (range(1, 20), {"at": (-3, 2)})):
+        quick = korch.SearchLimits(max_primitives=4, max_candidates=200)
+        found = korch.optimize(
+            onnx.parser.parse_model(text),
+            shapes={"n": sizes},
+            cache_folder=cache_folder,
+            measure=False,
+            search=quick,
+        )
+        assert found.model.limits == limits
+        at, row, x = np.array([2, -3] * 5), np.array([1]), np.ones(10, np.float32)
+        assert found(at, row, x)[0][:2, 0].tolist() == [5, 1]
+        for wrong in (3, -4):
+            with pytest.raises(InputError, match=rf"input 'at': it has the index {wrong}; expected -3 to 2"):
+                found(np.array([0] * 9 + [wrong]), row, x)
+        if sizes == 10:
+            with pytest.raises(InputError, match="input 'row': it has the index 10; expected -10 to 9"):
+                found(at, np.array([10]), x)
+            run = found.bind(at, row, x)
+            at[3] = 7
+            with pytest.raises(InputError, match="input 'at': it has the index 7"):
+                run()
 
 
 def test_bound_arrays_are_read_and_written_at_each_run(make_executable):
@@ -282,7 +316,8 @@ def test_a_kernel_that_fails_is_named_and_the_executable_stays_usable(make_execu
     with pytest.raises(ProviderError) as caught:
         executable(np.full((3, 5), 10, np.float32))
     assert str(caught.value) == (
-        "kernel k_fails: it failed while it ran. Build it again; `korch doctor` checks libraries"
+        "kernel k_fails: it failed while it ran. "
+        "An index that the model computes may be out of range; `korch doctor` checks libraries"
     )
     executable(np.zeros((3, 5), np.float32))
     with pytest.raises(ProviderError, match="k_fails"):

@@ -225,6 +225,7 @@ def test_an_artifact_has_the_same_sessions(executable, tmp_path) -> None:
         ({"input_ids": tokens(3), "attention_mask": np.ones((1, 4), np.int64)}, "input 'attention_mask'"),
         ({"attention_mask": np.ones((1, 4), np.int64)}, "no input says how many rows are new"),
         ({"ids": tokens(3)}, "there is no input 'ids'"),
+        ({"input_ids": np.arange(230, 258)[None]}, "input 'input_ids': it has the index 257; expected -256 to 255"),
         ({"past_key_values.0.key": tokens(3)}, "there is no input 'past_key_values.0.key'"),
     ],
 )

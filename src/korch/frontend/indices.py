@@ -1,4 +1,4 @@
-"""Checks of constant indices and sizes.
+"""Checks of constant indices and sizes, and the limits of inputs that are indices.
 
 Without these checks an index out of range would be detected when the model runs, if at all, and a
 negative size would make ONNX's inference report that the shape depends on data.
@@ -6,18 +6,21 @@ negative size would make ONNX's inference report that the shape depends on data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import onnx
 
 from korch.errors import ModelError
+from korch.frontend.operator import OperatorGraph
 from korch.primitive.op import Array
 from korch.primitive.types import ValueType
 
 # Operators whose second input has indices along one axis of the first, by default axis 0.
 _ALONG_AXIS = frozenset({"Gather", "GatherElements", "ScatterElements", "Scatter"})
 _LEADING = frozenset({"GatherND", "ScatterND"})  # indices along the leading axes
+# Operators whose result has the elements of their first input, perhaps as another integer type.
+_MOVES = frozenset({"Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
 def check_elements(
@@ -57,3 +60,31 @@ def _check(indices: Array, sizes: Array, what: str, where: str) -> None:
             where,
             f"{-size} to {size - 1} along {what}" if size else "none: the input is empty",
         )
+
+
+def index_limits(graph: OperatorGraph, unsure: Collection[str] = ()) -> dict[str, tuple[int, int]]:
+    """Return the least and the greatest element of each input of a graph that is used as indices, by its name.
+
+    `unsure`: values of which the shape may be another one when the model runs; indices into these have no limits.
+    """
+    origin = {name: name for name in graph.inputs if graph.types[name].dtype.numpy.kind in "iu"}
+    found: dict[str, tuple[int, int]] = {}
+    for operator in graph.operators:
+        given = operator.inputs
+        if operator.domain or not given:
+            continue
+        if operator.op_type in _MOVES and given[0] in origin and graph.types[operator.outputs[0]].dtype.numpy.kind in "iu":
+            origin[operator.outputs[0]] = origin[given[0]]
+        if len(given) < 2 or given[1] not in origin or given[0] in unsure:
+            continue
+        shape, axis = graph.types[given[0]].shape, operator.attributes.integer("axis", 0)
+        if operator.op_type in _LEADING:
+            is_single = graph.types[given[1]].shape[-1:] == (1,)
+            axis = operator.attributes.integer("batch_dims", 0) if is_single else len(shape)
+        elif operator.op_type not in _ALONG_AXIS:
+            continue
+        # Random inputs are 0 or 1, also for an axis of one element.
+        if axis < len(shape) and (size := shape[axis]) > 1:
+            low, high = found.get(origin[given[1]], (-size, size - 1))
+            found[origin[given[1]]] = max(low, -size), min(high, size - 1)
+    return found

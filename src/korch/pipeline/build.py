@@ -12,6 +12,8 @@ from korch.backend import maker
 from korch.binary_program.problem import Status
 from korch.candidate.candidate import Candidate
 from korch.cuda.runtime.executable import CudaExecutable
+from korch.frontend.indices import index_limits
+from korch.frontend.operator import OperatorGraph
 from korch.limits import SearchLimits
 from korch.measure.expect import expect
 from korch.measure.meter import AnyMeter
@@ -76,6 +78,7 @@ def build_plans(run: Run, results: StageResults) -> Built:
     del results["saturate"], results["candidates"], results["orchestrate"]  # unused candidates may need much memory
     model = model_record(run.model) if isinstance(run.model, str | Path) else ModelRecord()
     model = model.with_defaults(results["frontend"].defaults)
+    model = replace(model, limits=_limits(results["frontend"], is_ranged=run.masked is not None))
     ranges = run.masked.plan if run.masked is not None else None
     make_any = partial(maker, graph, meter, options, model=model, certificate=certificate)
     schedule = ledger.recorded_choice("schedule") or run.schedule
@@ -111,6 +114,12 @@ def build_plans(run: Run, results: StageResults) -> Built:
                 other.winner.report = _complete(own, run, results["fission"], meter, other, {})
                 sized.append((plan, other.winner))
     return Built(executable, sized)
+
+
+def _limits(model: OperatorGraph, *, is_ranged: bool) -> dict[str, tuple[int, int]]:
+    """Return the limits of indices; of a plan for a range, those into constants that are the same for all sizes."""
+    unsure = {name for name in model.types if name not in model.constants} | model.sized if is_ranged else ()
+    return index_limits(model, unsure)
 
 
 def _fresh_times(run: Run, validation: Validation, end: Deadline) -> RunTimes | None:

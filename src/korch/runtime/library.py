@@ -19,6 +19,7 @@ LIST = "korch_listed"
 
 INTERRUPTED = -1
 REBUILD = "Build the artifact again"
+FAILED = "An index that the model computes may be out of range; `korch doctor` checks libraries"
 
 Tensors = tuple[tuple[str, ValueType], ...]
 """The name and type of each tensor."""
@@ -135,7 +136,7 @@ class Handle:
             pass  # Python calls the handler before the next iteration
         if code:
             where = f"kernel {self.library.kernels[code - 1]}"
-            raise ProviderError("it failed while it ran", where, hint="Build it again; `korch doctor` checks libraries")
+            raise ProviderError("it failed while it ran", where, hint=FAILED)
 
 
 def _destroy(destroy: Callable[[Any], None], handle: ctypes.c_void_p, weights: Weights, library: Library) -> None:

@@ -106,11 +106,13 @@ class ModelRecord:
         path: its file, or "".
         sha256: the file's SHA-256, or "".
         defaults: the elements of the inputs that need not be given, by name, in base64.
+        limits: the least and the greatest element of the inputs that are used as indices, by name.
     """
 
     path: str = ""
     sha256: str = ""
     defaults: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def with_defaults(self, arrays: Mapping[str, Array]) -> ModelRecord:
         """Return the record with these elements of inputs."""

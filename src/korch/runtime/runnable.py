@@ -50,6 +50,9 @@ _ONNX_TYPE = {
 
 _NUMPY = np.ndarray, np.generic
 
+FEW = 8
+"""At most this many indices are compared one by one, which takes less time than a call of NumPy."""
+
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
@@ -362,17 +365,18 @@ class ArrayType:
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    limits: tuple[int, ...] = ()  # the least and the greatest element of indices
 
     @staticmethod
-    def of(info: TensorInfo) -> ArrayType:
-        """Return the type of a tensor."""
-        return ArrayType(info.name, tuple(info.shape), info.dtype)
+    def of(info: TensorInfo, limits: Mapping[str, tuple[int, ...]] = MappingProxyType({})) -> ArrayType:
+        """Return the type of a tensor; `limits`: those of inputs that are used as indices, by name."""
+        return ArrayType(info.name, tuple(info.shape), info.dtype, limits.get(info.name, ()))
 
     def accept(self, array: Any) -> Array:
         """Return an input as a dense array of this type, copied only if necessary.
 
         Raises:
-            InputError: it has another shape or type, or is not an array in the CPU's memory.
+            InputError: it has another shape or type, an index is out of range, or it is not in the CPU's memory.
         """
         if type(array) is np.ndarray:
             found: Array = array
@@ -382,10 +386,22 @@ class ArrayType:
         if not self._fits(found.shape) or not (is_native or found.dtype.newbyteorder("=") == self.dtype):
             text = _type_text(found.dtype, found.shape)
             raise InputError(f"it is {text}", f"input {self.name!r}", _type_text(self.dtype, self.shape))
+        if self.limits:
+            self.check_limits(found)
         flags = found.flags
         if is_native and flags.c_contiguous and flags.aligned:
             return found
         return np.array(found, self.dtype, order="C")
+
+    def check_limits(self, array: Array) -> None:
+        """Raise `InputError` if an element is not within the limits."""
+        low, high = self.limits
+        if array.size <= FEW:  # this takes less than a microsecond
+            wrong = [number for number in array.reshape(-1).tolist() if not low <= number <= high]
+        else:
+            wrong = [number for number in (array.min(), array.max()) if not low <= number <= high]
+        if wrong:
+            raise InputError(f"it has the index {wrong[0]}", f"input {self.name!r}", f"{low} to {high}")
 
     def _fits(self, shape: tuple[int, ...]) -> bool:
         if shape == self.shape:

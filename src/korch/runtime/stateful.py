@@ -390,9 +390,9 @@ class Session:
 
     def _complete(self, given: Mapping[str, Any], rows: int) -> list[Array]:
         """Return an array for each input."""
-        found = []
+        found, limits = [], self.executable.model.limits
         for tensor in self._inputs:
-            type_ = type_at(tensor, self.length, rows)
+            type_ = replace(type_at(tensor, self.length, rows), limits=limits.get(tensor.name, ()))
             if tensor.name in given:
                 found.append(type_.accept(given[tensor.name]))
             elif TOTAL in tensor.axes:
