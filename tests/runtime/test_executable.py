@@ -90,11 +90,7 @@ def test_indices_out_of_range_are_named_at_each_run(cache_folder):
     for sizes, limits in ((10, {"at": (-3, 2), "row": (-10, 9)}), (range(1, 20), {"at": (-3, 2)})):
         quick = korch.SearchLimits(max_primitives=4, max_candidates=200)
         found = korch.optimize(
-            onnx.parser.parse_model(text),
-            shapes={"n": sizes},
-            cache_folder=cache_folder,
-            measure=False,
-            search=quick,
+            onnx.parser.parse_model(text), shapes={"n": sizes}, cache_folder=cache_folder, measure=False, search=quick
         )
         assert found.model.limits == limits
         at, row, x = np.array([2, -3] * 5), np.array([1]), np.ones(10, np.float32)

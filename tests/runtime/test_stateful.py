@@ -129,6 +129,18 @@ def test_the_roles_of_dimensions_follow_from_the_model(model) -> None:
         state_sizes(read_model(model), {"past + seq": (range(1, 9),)})
 
 
+def test_a_cache_that_is_not_returned_is_named(cache_folder) -> None:
+    model = build_decoder("tiny-qwen3")
+    del model.graph.output[1]
+    message = (
+        r"Concat.*: rows are appended to the input 'past_key_values\.0\.value', but no output returns them; expected "
+        r"an output for each cache, as 'present\.1\.value' for 'past_key_values\.1\.value'\. Export the model with all"
+    )
+    for sizes in (None, SIZES):
+        with pytest.raises(UnsupportedError, match=message):
+            korch.optimize(model, shapes=sizes, cache_folder=cache_folder, **QUICK)
+
+
 @pytest.mark.parametrize(
     ("past", "rows"), [(0, 1), (0, 5), (0, 24), (1, 1), (30, 1), (47, 1), (1, 8), (17, 8), (40, 8), (5, 11), (0, 27)]
 )

@@ -189,6 +189,26 @@ def appending(model: LoadedModel) -> AppendingModel:
     return replace(_with_counters(found, tuple(kept), needs), refused=tuple(refused), capacity=limit)
 
 
+def unreturned(model: AppendingModel) -> UnsupportedError | None:
+    """Return the error for an input that is a cache like the others, but that no output has with its new rows."""
+    known = {cache.input: cache for cache in model.caches}
+    dims = {item.name: item.type.tensor_type.shape.dim for item in model.model.declared}
+    sizes = {dims[name][cache.axis].dim_param for name, cache in known.items()} - {""}
+    outputs = {node.input[0]: node.output[0] for node in model.model.nodes if node.op_type == "Identity"}
+    for node in model.model.nodes:
+        for place, _ in WRITERS.get((node.domain, node.op_type), ()):
+            name = "".join(node.input[place : place + 1])
+            if name in dims and name not in known and sizes & {dim.dim_param for dim in dims[name]}:
+                pairs = (f"{outputs.get(cache.output, cache.output)!r} for {own!r}" for own, cache in known.items())
+                return UnsupportedError(
+                    f"rows are appended to the input {name!r}, but no output returns them",
+                    where=f"{model.model.name}: {node_label(node)}",
+                    expected=f"an output for each cache, as {next(pairs)}",
+                    hint="Export the model with all caches among its outputs",
+                )
+    return None
+
+
 def _caches(model: LoadedModel) -> Iterator[Cache]:
     """Yield each input that is an output with new rows."""
     declared = {item.name: item.type.tensor_type.shape.dim for item in model.declared}

@@ -67,13 +67,14 @@ def index_limits(graph: OperatorGraph, unsure: Collection[str] = ()) -> dict[str
 
     `unsure`: values of which the shape may be another one when the model runs; indices into these have no limits.
     """
-    origin = {name: name for name in graph.inputs if graph.types[name].dtype.numpy.kind in "iu"}
+    integers = {name for name, type_ in graph.types.items() if type_.dtype.numpy.kind in "iu"}
+    origin = {name: name for name in graph.inputs if name in integers}
     found: dict[str, tuple[int, int]] = {}
     for operator in graph.operators:
         given = operator.inputs
         if operator.domain or not given:
             continue
-        if operator.op_type in _MOVES and given[0] in origin and graph.types[operator.outputs[0]].dtype.numpy.kind in "iu":
+        if operator.op_type in _MOVES and given[0] in origin and operator.outputs[0] in integers:
             origin[operator.outputs[0]] = origin[given[0]]
         if len(given) < 2 or given[1] not in origin or given[0] in unsure:
             continue

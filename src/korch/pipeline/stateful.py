@@ -17,7 +17,7 @@ import numpy as np
 from korch.backend import builder_of
 from korch.errors import InaccurateError, ModelError, OptionError, UnsupportedError
 from korch.fission import fission
-from korch.frontend.appended import AppendingModel, appending
+from korch.frontend.appended import AppendingModel, appending, unreturned
 from korch.frontend.onnx import LoadedModel
 from korch.frontend.operator import OperatorGraph
 from korch.frontend.shapes import is_batch
@@ -113,7 +113,8 @@ def state_sizes(model: LoadedModel, given: Binding) -> StateSizes | None:
 
     Raises:
         OptionError: a size is given for a dimension that follows from others.
-        UnsupportedError: a range of earlier rows is given, but the model's cache can't be used in sessions.
+        UnsupportedError: a range of earlier rows is given, but the model's cache can't be used in sessions; or the
+            output of one of its caches is missing.
     """
     found = appending(model)
     items = [*found.model.declared, *(counter.item for counter in found.counters)]
@@ -135,6 +136,8 @@ def state_sizes(model: LoadedModel, given: Binding) -> StateSizes | None:
         if known is not None and found.needs and isinstance(sizes.get(PAST), range):
             raise known
         return None
+    if (error := unreturned(found)) is not None:
+        raise error
     ranges: dict[str, range] = {} if ROWS in known.roles.values() else {ROWS: known.rows}
     for name, bound in sizes.items():
         role = known.roles.get(name, name)
