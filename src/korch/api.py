@@ -28,8 +28,9 @@ from korch.pipeline.assumed import assumed, assumed_text, fixed
 from korch.pipeline.background import BackgroundExecutable, has_background
 from korch.pipeline.ranges import optimize_ranges
 from korch.pipeline.source import onnx_source
-from korch.pipeline.stateful import optimize_stateful, state_sizes
+from korch.pipeline.stateful import fixed_rows, optimize_stateful, state_sizes
 from korch.ranges.binding import Bound, has_range, is_open, static
+from korch.ranges.state import PAST, ROWS
 from korch.report.progress import shown
 from korch.runtime import shaped
 from korch.runtime.combine import combine
@@ -322,6 +323,9 @@ class _Job:
         # Only a free dimension counts rows of a state; other models are not read twice.
         if has_range(first) and (found := self._stateful(read_model(self.source), first)):
             return found
+        if any({PAST, ROWS} & binding.keys() for binding in bindings):
+            loaded = read_model(self.source)
+            bindings = [fixed_rows(loaded, binding) for binding in bindings]
         try:
             if len(bindings) > 1 or not is_open(first):
                 return self._bound(bindings)
@@ -329,7 +333,8 @@ class _Job:
             if len(bindings) > 1:
                 raise
         loaded = read_model(self.source)
-        return (None if self.options.is_cuda else self._stateful(loaded, first)) or self._assumed(loaded, first)
+        found = None if self.options.is_cuda else self._stateful(loaded, first)
+        return found or self._assumed(loaded, fixed_rows(loaded, first))
 
     def _stateful(self, model: LoadedModel, binding: Binding) -> StatefulExecutable | None:
         """Optimize a model with states for sessions; return None if it has none, or if their rows are fixed."""

@@ -18,6 +18,7 @@ from korch.errors import ArtifactError, InputError, OptionError, UnsupportedErro
 from korch.frontend.onnx import read_model
 from korch.pipeline.stateful import state_sizes
 from korch.ranges.state import PAST, ROWS, TOTAL
+from korch.runtime.executable import Executable
 from korch.runtime.generate import Sampling, generate
 from korch.runtime.stateful import Session, StatefulExecutable
 from korch.runtime.unpack import unpack
@@ -318,6 +319,24 @@ def test_a_model_whose_sizes_are_known_is_not_searched_for_states(monkeypatch, c
     monkeypatch.setattr("korch.api.state_sizes", lambda model, binding: pytest.fail("it has no free dimension"))
     found = korch.optimize(later(), shapes={"x": (4, 2), "past": (4, 3)}, cache_folder=cache_folder, **QUICK)
     assert not isinstance(found, StatefulExecutable)
+
+
+@pytest.mark.parametrize("sizes", [{"past": 4, "rows": 2}, {"past": 4, "seq": 2}, {"past": 4}, {"past": 4, "batch": 2}])
+def test_one_number_of_rows_gives_a_plan_for_it(model, cache_folder, sizes) -> None:
+    found = korch.optimize(model, shapes=sizes, cache_folder=cache_folder, **QUICK)
+    assert isinstance(found, Executable)
+    rows, batch = 2 if len(sizes) == 2 and "batch" not in sizes else 1, sizes.get("batch", 1)
+    ids, mask, _, past = found.get_inputs()[:4]
+    assert (ids.shape, mask.shape, past.shape) == ([batch, rows], [batch, 4 + rows], [batch, 2, 4, 32])
+
+
+def test_new_rows_may_be_one_number(cache_folder) -> None:
+    sizes = {"past": range(16), "rows": 1}
+    found = korch.optimize(later(), shapes=sizes, cache_folder=cache_folder, **QUICK)
+    assert isinstance(found, StatefulExecutable)
+    assert list(found.by_rows) == [1]
+    with pytest.raises(OptionError, match="the new rows are a range, and the earlier ones are not"):
+        korch.optimize(later(), shapes={"past": 4, "rows": range(1, 4)}, cache_folder=cache_folder, **QUICK)
 
 
 def test_inputs_of_a_user_are_compared(cache_folder, tmp_path) -> None:

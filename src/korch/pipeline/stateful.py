@@ -117,21 +117,13 @@ def state_sizes(model: LoadedModel, given: Binding) -> StateSizes | None:
             output of one of its caches is missing.
     """
     found = appending(model)
-    items = [*found.model.declared, *(counter.item for counter in found.counters)]
-    declared = {item.name: [dim.dim_param for dim in item.type.tensor_type.shape.dim] for item in items}
-    past = sorted({declared[cache.input][cache.axis] for cache in found.caches})
+    past = _past_names(found)
     sizes = {name: bound[0] for name, bound in given.items() if len(bound) == 1}
     if found.refused and isinstance(sizes.get(PAST), range):
         raise found.refused[0]
     if not past or "" in past or found.refused or any(isinstance(sizes.get(name), int) for name in (*past, PAST)):
         return None
-    fixed = {
-        name: tuple(n if isinstance(n, int) else -1 for n in bound) for name, bound in given.items() if len(bound) > 1
-    }
-    fixed |= {name: (size,) for name, size in sizes.items() if isinstance(size, int)}
-    free = dict.fromkeys(name for dims in declared.values() for name in dims if name and name not in {*past, *fixed})
-    fixed |= {name: (1,) for name in free if is_batch(name) and name not in given}
-    known = _roles(found, past, [name for name in free if name not in fixed], fixed)
+    known = _read(found, past, given)
     if not isinstance(known, StateSizes):
         if known is not None and found.needs and isinstance(sizes.get(PAST), range):
             raise known
@@ -147,12 +139,58 @@ def state_sizes(model: LoadedModel, given: Binding) -> StateSizes | None:
             )
         if role in (PAST, ROWS) and isinstance(bound, range):
             ranges[role] = bound
+        elif role == ROWS and isinstance(bound, int):
+            ranges.setdefault(ROWS, range(bound, bound + 1))
     most = found.capacity or PAST_ROWS[-1] + 1
     if PAST in ranges and found.capacity and ranges[PAST][-1] >= most:
         raise OptionError(f"the model's cache has {most} rows", "option --shape", f"at most past=0..{most - 1}")
     assumed = {PAST: range(min(most, len(PAST_ROWS))), ROWS: NEW_ROWS}
     own = {**assumed, **ranges}
     return replace(known, past=own[PAST], rows=own[ROWS], assumed=tuple(name for name in assumed if name not in ranges))
+
+
+def fixed_rows(model: LoadedModel, given: Binding) -> Binding:
+    """Return a binding with a size for each dimension that follows from one number of earlier rows.
+
+    `given`: sizes by name; PAST and ROWS may stand for the dimensions with these roles. It is returned as it is if it
+    has no such number, or the model has no states. One new row is assumed.
+
+    Raises:
+        OptionError: the number of new rows is a range.
+    """
+    found = appending(model)
+    past = _past_names(found)
+    sizes = {name: bound[0] for name, bound in given.items() if len(bound) == 1}
+    counts = [size for name in (*past, PAST) if isinstance(size := sizes.get(name), int)]
+    known = _read(found, past, {n: b for n, b in given.items() if n not in past}) if past and counts else None
+    if not isinstance(known, StateSizes):
+        return given
+    rows = sizes.get(ROWS, known.rows[0] if ROWS not in known.roles.values() else 1)
+    if not isinstance(rows, int):
+        expected = "one number, or a range of earlier rows, too"
+        raise OptionError("the new rows are a range, and the earlier ones are not", "option --shape rows", expected)
+    dims = {dim.dim_param for item in model.declared for dim in item.type.tensor_type.shape.dim}
+    own = {name: size for name, size in known.binding(rows, counts[0]).items() if name in dims}
+    return {**{name: bound for name, bound in given.items() if name not in (PAST, ROWS) or name in dims}, **own}
+
+
+def _past_names(model: AppendingModel) -> list[str]:
+    """Return the names of the dimensions that count the rows of caches; "" for one without a name."""
+    dims = {item.name: item.type.tensor_type.shape.dim for item in model.model.declared}
+    return sorted({dims[cache.input][cache.axis].dim_param for cache in model.caches})
+
+
+def _read(
+    model: AppendingModel, past: Sequence[str], given: Binding
+) -> StateSizes | ModelError | UnsupportedError | None:
+    """Return sizes with the role of each dimension that a binding leaves free, or why there are none."""
+    items = [*model.model.declared, *(counter.item for counter in model.counters)]
+    fixed = {name: tuple(n if isinstance(n, int) else -1 for n in own) for name, own in given.items() if len(own) > 1}
+    fixed |= {name: (own[0],) for name, own in given.items() if len(own) == 1 and isinstance(own[0], int)}
+    dims = (dim.dim_param for item in items for dim in item.type.tensor_type.shape.dim)
+    free = dict.fromkeys(name for name in dims if name and name not in {*past, *fixed})
+    fixed |= {name: (1,) for name in free if is_batch(name) and name not in given}
+    return _roles(model, past, [name for name in free if name not in fixed], fixed)
 
 
 def _roles(
