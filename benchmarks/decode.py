@@ -172,7 +172,7 @@ def measure_session(step: Step, folder: Path, budget_s: float, rounds: int) -> d
     """Return the times of a step of a session, and of other engines whose cache may have any number of rows."""
     artifact = _session_artifact(step, folder, budget_s)
     path, gguf = artifact.with_suffix(".onnx"), artifact.with_suffix(".gguf")
-    runners = [RunnerSpec("benchmarks.peers.session:SESSION", artifact, "korch"), *list(_runners(path))[1:]]
+    runners = list(_runners(path))
     size = step.bytes_read(onnx.load(path))
     if step.rows == 1:
         runners.append(_reading(size, folder, budget_s))

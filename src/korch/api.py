@@ -33,10 +33,12 @@ from korch.ranges.binding import Bound, has_range, is_open, static
 from korch.ranges.state import PAST, ROWS
 from korch.report.progress import shown
 from korch.runtime import shaped
+from korch.runtime.build import model_record
 from korch.runtime.combine import combine
 from korch.runtime.executable import Executable
 from korch.runtime.machine import best_isa
 from korch.runtime.ranged import RangedExecutable
+from korch.runtime.record import ModelRecord
 from korch.runtime.runnable import Runnable
 from korch.runtime.shaped import ShapedExecutable
 from korch.runtime.stateful import StatefulExecutable
@@ -343,7 +345,8 @@ class _Job:
             return None
         if sizes.text:
             logger.warning("%s", sizes.text)
-        return optimize_stateful(sizes, self.options, self.progress, self.deadline, self.watch)
+        record = model_record(self.source) if isinstance(self.source, str | Path) else ModelRecord()
+        return optimize_stateful(sizes, self.options, self.progress, self.deadline, self.watch, record)
 
     def _assumed(self, model: LoadedModel, binding: Binding) -> Runnable:
         """Optimize a model for ranges of the sizes that the binding leaves open, or else for one size of each."""

@@ -12,12 +12,12 @@ import pytest
 
 import korch
 from benchmarks.models.decoder import build_decoder
-from benchmarks.peers.session import SESSION
 from korch.cli import main
 from korch.errors import ArtifactError, InputError, OptionError, UnsupportedError
 from korch.frontend.onnx import read_model
 from korch.pipeline.stateful import state_sizes
 from korch.ranges.state import PAST, ROWS, TOTAL
+from korch.report.peers.artifact import ArtifactPeer
 from korch.runtime.executable import Executable
 from korch.runtime.generate import Sampling, generate
 from korch.runtime.stateful import Session, StatefulExecutable
@@ -179,13 +179,24 @@ def run_all(session: Session, ids: np.ndarray) -> np.ndarray:
     return [session.run(input_ids=ids[:, i : i + 1])[0] for i in range(ids.shape[1])][-1]
 
 
-def test_a_benchmark_repeats_a_step_of_a_session(executable, reference, tmp_path) -> None:
+def test_a_benchmark_repeats_a_step_of_a_session(executable, reference, tmp_path, monkeypatch) -> None:
     path, given = tmp_path / "decoder.korch", feeds(executable, 7, 1)
     executable.save(path)
-    step = SESSION.prepare(path, given, 1)
-    *_, wanted = reference.run(None, given)
-    for *_, logits in (step(), step()):
-        np.testing.assert_allclose(logits, wanted, rtol=1e-3, atol=1e-4)
+    step = ArtifactPeer().prepare(path, given, 1)
+    monkeypatch.setattr(Session, "assign", lambda *args: pytest.fail("a step copies no states"))
+    for _ in range(2):
+        for found, wanted in zip(step(), reference.run(None, given), strict=True):
+            np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_bench_times_a_step_and_knows_the_model(tmp_path, cache_folder, capsys) -> None:
+    model, path = tmp_path / "sums.onnx", str(tmp_path / "sums.korch")
+    onnx.save(later(), model)
+    sizes = {"p": range(16), "n": range(1, 9)}
+    korch.optimize(model, shapes=sizes, cache_folder=cache_folder, **QUICK).save(path)
+    flags = ["--against", "onnxruntime", "--rounds", "1", "--shape", "past=5", "--shape", "rows=8"]
+    assert main(["bench", path, *flags]) == 0
+    assert "8 new rows after 5 in a session" in capsys.readouterr().out
 
 
 def test_truncated_and_forked_sessions_are_those_of_a_fresh_run(executable) -> None:

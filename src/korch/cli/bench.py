@@ -28,7 +28,7 @@ from korch.runtime.artifact import read_format
 from korch.runtime.ranged import RangedExecutable
 from korch.runtime.record import ModelRecord
 from korch.runtime.report import Report
-from korch.runtime.runnable import Runnable, random_feeds
+from korch.runtime.runnable import Runnable, TensorInfo, random_feeds
 from korch.runtime.shaped import FORMAT, ShapedExecutable
 from korch.runtime.stateful import StatefulExecutable
 from korch.system.files import open_file
@@ -78,11 +78,11 @@ def bench(
             path = _recorded_model(executable.model, artifact) if artifact == subject else subject
         if path is not None and not path.is_file():
             raise ModelError("there is no such file", where=str(path))
-        described, report, counts = executable.get_inputs(), executable.report, dict[str, Array]()
+        described, report = executable.get_inputs(), executable.report
+        counts, step = dict[str, Array](), tuple[str, ...]()
         if isinstance(executable, StatefulExecutable):
-            described = inputs_at(executable, shapes)
-            rows, past = executable.counts_of([np.empty(tensor.shape, bool) for tensor in described])
-            counts = executable.counters_at(past, rows)
+            described, counts, text = _step(executable, shapes)
+            step = (text,)
         if isinstance(executable, RangedExecutable):
             sizes = sizes_of(executable, {**executable.planned_bindings()[0], **shapes})  # else the largest sizes
             described, report = executable.inputs_at(sizes), executable.serving(sizes)[0].report
@@ -93,11 +93,21 @@ def bench(
         inputs = {**inputs, **counts}
         runners = [RunnerSpec("korch", artifact)]
         runners += [RunnerSpec(name, path or artifact, get_peer(name).name) for name in against]
-        notes = tuple(quality(report)) if isinstance(report, Report) else (executable.facts(),)
+        notes = (*step, *(quality(report) if isinstance(report, Report) else [executable.facts()]))
         settings = Settings(executable.threads, rounds, rest_ms=rest_ms, leave_out=True)
         del executable  # its weights and threads are not part of the comparison
         comparison = compare(runners, inputs, settings, progress=lambda text: tell(Update("compare", text)))
         return replace(comparison, notes=notes)
+
+
+def _step(
+    executable: StatefulExecutable, shapes: Mapping[str, Sequence[int]]
+) -> tuple[list[TensorInfo], dict[str, Array], str]:
+    """Return the inputs of a step of a session, those that count rows, and a line on what is timed."""
+    described = inputs_at(executable, shapes)
+    rows, past = executable.counts_of([np.empty(tensor.shape, bool) for tensor in described])
+    text = f"korch: {rows} new rows after {past} in a session; other engines take and return the states"
+    return described, executable.counters_at(past, rows), text
 
 
 def _subject(

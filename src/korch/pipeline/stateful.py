@@ -32,6 +32,7 @@ from korch.ranges.form import Dimension, Sizes, range_text
 from korch.ranges.state import PAST, ROWS, TOTAL, State, states_of, with_states
 from korch.report.progress import Progress
 from korch.runtime.combine import combine
+from korch.runtime.record import ModelRecord
 from korch.runtime.rows import RowCounter, StatefulModel, StateTensor
 from korch.runtime.runnable import random_feeds
 from korch.runtime.stateful import StatefulExecutable, Steps
@@ -316,9 +317,14 @@ def _axes(shapes: Sequence[tuple[int, ...]]) -> tuple[str, ...]:
 
 
 def optimize_stateful(
-    sizes: StateSizes, options: Options, progress: Progress, deadline: Deadline, watch: Watch | None
+    sizes: StateSizes,
+    options: Options,
+    progress: Progress,
+    deadline: Deadline,
+    watch: Watch | None,
+    record: ModelRecord,
 ) -> StatefulExecutable:
-    """Return an executable of sessions.
+    """Return an executable of sessions; `record` has the file of the model.
 
     Raises:
         UnsupportedError: a node can't be run for all numbers of rows.
@@ -335,7 +341,11 @@ def optimize_stateful(
         executables, ranges = plans_for_all(source, own, progress, deadline.shared(len(sources) - i), watch)
         found += executables
         steps.append(Steps(rows, ranges))
-    executable = StatefulExecutable(*combine(found, builder_of(options)), known.described(), tuple(steps))
+    artifacts, shared = combine(found, builder_of(options))
+    for i, artifact in enumerate(artifacts):
+        model = replace(artifact.plan.model, path=record.path, sha256=record.sha256)
+        artifacts[i] = replace(artifact, plan=replace(artifact.plan, model=model))
+    executable = StatefulExecutable(artifacts, shared, known.described(), tuple(steps))
     executable.described = replace(executable.described, is_causal=_is_causal(executable))
     _check_inputs(known, executable, options)
     return executable

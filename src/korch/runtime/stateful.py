@@ -322,8 +322,11 @@ class Session:
 
     def states(self) -> list[Array]:
         """Return a copy of the rows of each state, in the order of the model's states."""
-        pairs = zip(self._memory.arrays, self._axes, strict=True)
-        return [array[_part(axis, 0, self.length)].copy() for array, axis in pairs]
+        return [view.copy() for view in self.views(self.length)]
+
+    def views(self, length: int) -> list[Array]:
+        """Return the memory of the first rows of each state, which later runs change."""
+        return [array[_part(axis, 0, length)] for array, axis in zip(self._memory.arrays, self._axes, strict=True)]
 
     def assign(self, arrays: Sequence[Any], length: int) -> None:
         """Set the rows of each state.

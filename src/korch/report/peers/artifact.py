@@ -1,4 +1,7 @@
-"""Korch itself as a peer: an artifact, loaded and called through the public interface."""
+"""Korch itself as a peer: an artifact, loaded and called through the public interface.
+
+If the artifact has states, a session has those of the inputs, and a run is one step, which the next run forgets.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from korch.report.peers.peer import Array, Arrays, Run, contiguous
 
@@ -27,9 +31,8 @@ class ArtifactPeer:
         single = importlib.import_module("korch.runtime.executable").Executable
         stateful = importlib.import_module("korch.runtime.stateful").StatefulExecutable
         executable: Callable[..., tuple[Array, ...]] = load(model_path)
-        if isinstance(executable, stateful):  # by name: an input that counts rows may be none of the artifact's
-            given = contiguous(inputs)
-            return lambda: list(executable.run(None, given))
+        if isinstance(executable, stateful):
+            return _step(executable, contiguous(inputs))
         arrays = tuple(contiguous(inputs).values())
         if isinstance(executable, single):
             bound: Callable[[], tuple[Array, ...]] = executable.bind(*arrays)
@@ -39,3 +42,24 @@ class ArtifactPeer:
             return list(executable(*arrays))
 
         return run
+
+
+def _step(executable: Any, inputs: Arrays) -> Run:
+    """Return a run of one step of a session; the outputs that are states lie in the session's memory.
+
+    `inputs`: all inputs by name, also those that only count rows.
+    """
+    described, session = executable.described, executable.session()
+    rows, past = executable.counts_of([inputs[tensor.name] for tensor in described.inputs])
+    states = [(described.inputs[state.input], described.outputs[state.output]) for state in described.states]
+    session.assign([inputs[before.name] for before, _ in states], past)
+    given = {name: array for name, array in inputs.items() if name not in {before.name for before, _ in states}}
+    views = session.views(past + rows)
+    kept = {after.name: view for (_, after), view in zip(states, views, strict=True)}
+
+    def run() -> list[Array]:
+        session.truncate(past)
+        found = kept | dict(zip(executable.plain_outputs, session.run(**given), strict=True))
+        return [found[output.name] for output in described.outputs]
+
+    return run
