@@ -341,6 +341,17 @@ def test_one_number_of_rows_gives_a_plan_for_it(model, cache_folder, sizes) -> N
     assert (ids.shape, mask.shape, past.shape) == ([batch, rows], [batch, 4 + rows], [batch, 2, 4, 32])
 
 
+def test_a_table_of_places_limits_the_rows() -> None:
+    model = read_model(placed())
+    sizes = state_sizes(model, {"n": (range(1, 9),)})
+    assert (sizes.past, sizes.assumed) == (range(120), (PAST,))
+    assert "--shape past=0..119 (the model takes no more earlier rows)" in sizes.text
+    assert state_sizes(model, {"p": (range(120),)}).past == range(120)
+    message = r"at most 120 rows \(model: node 'row' \(Gather\): its constant index 120.*expected at most past=0\.\.119"
+    with pytest.raises(OptionError, match=message):
+        state_sizes(model, {"p": (range(121),)})
+
+
 def test_new_rows_may_be_one_number(cache_folder) -> None:
     sizes = {"past": range(16), "rows": 1}
     found = korch.optimize(later(), shapes=sizes, cache_folder=cache_folder, **QUICK)

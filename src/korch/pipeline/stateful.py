@@ -74,6 +74,7 @@ class StateSizes:
         rows: the numbers of new rows.
         counts: what each input that counts rows has.
         assumed: which of PAST and ROWS are not given.
+        is_limited: whether the model takes no more earlier rows, because a table of places has no more.
     """
 
     model: AppendingModel
@@ -83,6 +84,7 @@ class StateSizes:
     rows: range
     counts: Mapping[str, str] = field(default_factory=dict)
     assumed: tuple[str, ...] = ()
+    is_limited: bool = False
 
     @property
     def sample(self) -> int:
@@ -103,7 +105,35 @@ class StateSizes:
         """A line that says which sizes are assumed; empty if all are given."""
         known = {PAST: self.past, ROWS: self.rows}
         texts = [f"--shape {name}={range_text(known[name])}" for name in self.assumed]
-        return f"the model has states; sizes that are not given are assumed: {' '.join(texts)}" if texts else ""
+        limit = " (the model takes no more earlier rows)" if self.is_limited else ""
+        return f"the model has states; sizes that are not given are assumed: {' '.join(texts)}{limit}" if texts else ""
+
+    def limited(self) -> StateSizes:
+        """Return sizes with as many earlier rows as the model takes.
+
+        Raises:
+            OptionError: more are given.
+        """
+        rows, most = self.rows[0], self.past[-1] + 1
+        low, high = rows + SAMPLE_PAST, most
+        reason = self._refusal(rows, most) if most > low else None
+        if reason is None or self._refusal(rows, low):
+            return self
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._refusal(rows, middle) else (middle, high)
+        if PAST not in self.assumed:
+            what = f"the model takes at most {low} rows ({reason.where}: {reason.what})"
+            raise OptionError(what, "option --shape", f"at most past=0..{low - 1}")
+        return replace(self, past=range(low), is_limited=True)
+
+    def _refusal(self, rows: int, total: int) -> ModelError | UnsupportedError | None:
+        """Return why the model can't be read with as many rows after a step; None if it can."""
+        try:
+            self.load(rows, total - rows)
+        except (ModelError, UnsupportedError) as error:
+            return error
+        return None
 
 
 def state_sizes(model: LoadedModel, given: Binding) -> StateSizes | None:
@@ -113,7 +143,7 @@ def state_sizes(model: LoadedModel, given: Binding) -> StateSizes | None:
     `given`: sizes by name; PAST and ROWS may stand for the dimensions with these roles.
 
     Raises:
-        OptionError: a size is given for a dimension that follows from others.
+        OptionError: a size is given for a dimension that follows from others, or the model takes fewer rows.
         UnsupportedError: a range of earlier rows is given, but the model's cache can't be used in sessions; or the
             output of one of its caches is missing.
     """
@@ -146,8 +176,8 @@ def state_sizes(model: LoadedModel, given: Binding) -> StateSizes | None:
     if PAST in ranges and found.capacity and ranges[PAST][-1] >= most:
         raise OptionError(f"the model's cache has {most} rows", "option --shape", f"at most past=0..{most - 1}")
     assumed = {PAST: range(min(most, len(PAST_ROWS))), ROWS: NEW_ROWS}
-    own = {**assumed, **ranges}
-    return replace(known, past=own[PAST], rows=own[ROWS], assumed=tuple(name for name in assumed if name not in ranges))
+    own, left = {**assumed, **ranges}, tuple(name for name in assumed if name not in ranges)
+    return replace(known, past=own[PAST], rows=own[ROWS], assumed=left).limited()
 
 
 def fixed_rows(model: LoadedModel, given: Binding) -> Binding:
