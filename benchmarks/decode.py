@@ -33,13 +33,13 @@ import onnx
 from onnx import TensorProto, helper
 
 import korch
-from benchmarks.models.decoder import BITS, DECODERS, DTYPES, FLOATS, build_decoder
+from benchmarks.models.decoder import BITS, DECODERS, DTYPES, FLOATS, ROUNDED, build_decoder
 from benchmarks.models.writer import save
 from benchmarks.peers.llama import LLAMA, write_gguf
 from benchmarks.rows import known_rows, options_of, write_rows
 from korch.fission import fission
 from korch.frontend.onnx import load_model
-from korch.numerics import least_tolerance
+from korch.numerics import FACTOR, least_tolerance
 from korch.primitive import reference
 from korch.report.compare import Comparison, RunnerSpec, Settings, compare
 from korch.report.peers import get_peer
@@ -199,7 +199,8 @@ def compare_tokens(step: Step, folder: Path, budget_s: float, count: int) -> dic
     """Return how many greedy tokens of a session are those of the model in float64.
 
     The model reads all tokens at once in float64, so each choice follows the same tokens. A choice is open if the two
-    largest logits in float64 differ by less than twice the error that plans may have.
+    largest logits in float64 differ by less than twice the error that plans may have, which is twice that of the model
+    in its own types if it may round its data.
     """
     executable = korch.load(_session_artifact(step, folder, budget_s))
     if not isinstance(executable, StatefulExecutable):
@@ -214,6 +215,9 @@ def compare_tokens(step: Step, folder: Path, budget_s: float, count: int) -> dic
     logits = reference.run(graph, inputs)["logits"][0, PROMPT - 1 :]
     second, first = np.partition(logits, -2, -1)[:, -2:].T
     error = least_tolerance(graph) * np.abs(logits).max()
+    if step.dtype.endswith(ROUNDED):
+        rounded = reference.run(graph, inputs, exact=False)["logits"][0, PROMPT - 1 :]
+        error = max(error, FACTOR * np.abs(rounded - logits).max())
     is_open, is_equal = first - second < 2 * error, logits.argmax(-1) == np.array(found)
     return {
         "tokens": count,

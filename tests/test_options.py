@@ -38,6 +38,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "option precision: the value 'tf32' is for CUDA devices only. Add --target cuda, or remove --precision",
     ),
     (
+        {"precision": "int8", "target": "cuda"},
+        "option precision: the value 'int8' is for CPUs only. Add --target cpu, or remove --precision",
+    ),
+    ({"precision": "int8", "strict": True}, "option precision: int8 does not go with --strict. Remove one of both"),
+    (
         {"schedule": "tasks", "target": "cuda"},
         "option schedule: kernels for CUDA devices do not run as tasks. Remove --schedule",
     ),

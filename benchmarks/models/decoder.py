@@ -73,7 +73,10 @@ FLOATS: Mapping[str, tuple[int, type[np.generic]]] = {
     "float16": (TensorProto.FLOAT16, np.float16),
     "bfloat16": (TensorProto.BFLOAT16, ml_dtypes.bfloat16),
 }
-BITS = {"int8": 8, "int4": 4}
+BITS = {"int8": 8, "int4": 4, "int8-rounded": 8, "int4-rounded": 4}
+ROUNDED = "-rounded"
+"""The end of the names of types whose products may round their data to bytes (`accuracy_level` 4)."""
+
 DTYPES = (*FLOATS, *BITS)
 
 
@@ -156,6 +159,7 @@ class _DecoderWriter(GraphWriter):
     def __init__(self, sizes: DecoderSizes, dtype: str, axes: tuple[Size, Size, Size], seed: int) -> None:
         super().__init__("decoder", seed)
         self.sizes, self.axes, self.bits = sizes, axes, BITS.get(dtype)
+        self.is_rounded = dtype.endswith(ROUNDED)
         self.type, self.numpy = FLOATS.get(dtype, FLOATS["float32"])
         self.weights = random_weights(sizes, seed)
 
@@ -199,6 +203,7 @@ class _DecoderWriter(GraphWriter):
             packed = numbers if self.bits == 8 else numbers[..., ::2] | numbers[..., 1::2] << 4
             operands = [self.constant(packed, "weight"), self.constant(scales.reshape(-1), "scales")]
             (n, k), options = weights.shape, {"bits": self.bits, "block_size": BLOCK}
+            options |= {"accuracy_level": 4} if self.is_rounded else {}
             y = self.op("MatMulNBits", x, *operands, domain="com.microsoft", K=k, N=n, **options)
         else:
             y = self.op("MatMul", x, self.constant(weights.T.astype(self.numpy), "weight"))

@@ -17,6 +17,7 @@ import numpy as np
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
+from korch.primitive.rounding import allow_rounding
 from korch.primitive.types import UNIT_ROUNDOFF, DType
 from korch.system.blas import side_by_side
 
@@ -187,8 +188,9 @@ class Standard:
         self.overflows = not all(np.isfinite(a).all() for a in self._own.values() if a.dtype.kind not in "iub")
         self.given = differences(self._own, self.expected, self._own)
         self.own = {name: _finite(error) for name, error in self.given.items()}
-        if precision in ROUNDED_FACTORS:
-            rounded = reference.run(model, inputs, exact=False, factors=ROUNDED_FACTORS[precision])
+        if precision in ROUNDED_FACTORS or precision == "int8":
+            factors = ROUNDED_FACTORS.get(precision)
+            rounded = reference.run(model if factors else allow_rounding(model), inputs, exact=False, factors=factors)
             for name, error in differences(rounded, self.expected, self._own).items():
                 self.own[name] = self.own[name].merged(_finite(error))
         self._undetermined = {name: np.zeros(array.shape, bool) for name, array in self.expected.items()}

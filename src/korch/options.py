@@ -121,11 +121,12 @@ class Options:
             "order within reductions may change"
         },
     )
-    precision: Literal["float32", "tf32", "float16", "bfloat16"] = field(
+    precision: Literal["float32", "tf32", "float16", "bfloat16", "int8"] = field(
         default="float32",
         metadata={
-            "help": "on CUDA devices, the precision of products in float32 models. tf32 rounds the factors to 11 "
-            "bits. float16 and bfloat16 also store the factors in that type; sums stay float32"
+            "help": "the precision of products in float32 models; sums stay float32. On CUDA devices: tf32 rounds the "
+            "factors to 11 bits; float16 and bfloat16 also store them in that type. On CPUs: int8 rounds data that is "
+            "multiplied by weights of 2, 4 or 8 bits with scales for blocks; accuracy_level=4 of a node does the same"
         },
     )
     tolerance: float | None = field(
@@ -214,16 +215,22 @@ class Options:
             raise OptionError(f"the value is {self.isa!r}", "option isa", "different names, such as avx512,avx2")
         if self.isa and self.is_cuda:
             raise OptionError("instruction sets are those of CPUs", "option isa", hint="Remove --isa")
-        if self.precision != "float32" and not self.is_cuda:
-            raise OptionError(
-                f"the value {self.precision!r} is for CUDA devices only",
-                where="option precision",
-                hint="Add --target cuda, or remove --precision",
-            )
+        self._check_precision()
         if self.schedule in ("tasks", "fastest") and self.is_cuda:
             raise OptionError(
                 "kernels for CUDA devices do not run as tasks", "option schedule", hint="Remove --schedule"
             )
+
+    def _check_precision(self) -> None:
+        if self.precision != "float32" and self.is_cuda == (self.precision == "int8"):
+            devices, other = ("CUDA devices", "cuda") if self.precision != "int8" else ("CPUs", "cpu")
+            raise OptionError(
+                f"the value {self.precision!r} is for {devices} only",
+                where="option precision",
+                hint=f"Add --target {other}, or remove --precision",
+            )
+        if self.precision == "int8" and self.strict:
+            raise OptionError("int8 does not go with --strict", "option precision", hint="Remove one of both")
 
     def _check_error(self) -> None:
         if self.calibrate is not None and not self.error:

@@ -13,6 +13,7 @@ from korch.provider.gemm import GemmProvider
 from korch.provider.provider import SPLIT, Kernel
 from korch.testing.kernels import check_offers
 from korch.tile.check.check import check_program
+from korch.tile.ir.program import Contract, Product
 from tests.provider.linear_groups import Graph
 
 
@@ -25,12 +26,13 @@ def stored(
     signed: bool = False,
     after: bool = False,
     turned: bool = False,
+    is_rounded: bool = False,
 ) -> Group:
     """Return a product by constant weights; zero points are an input if no number is given.
 
     The scales of blocks of 16 terms are stored as float16.
     """
-    g, at = Graph(), StoredAttributes(bits, block, zero or 0)
+    g, at = Graph(), StoredAttributes(bits, block, zero or 0, is_rounded=is_rounded)
     blocks = -(-a[-1] // block)
     dtype = np.int8 if signed else np.uint8
     info = np.iinfo(dtype)
@@ -78,6 +80,25 @@ def test_products_of_few_and_of_many_rows(target, builder, rng):
         check_program(kernel.program)
 
 
+def test_products_of_rounded_data(target, builder, rng):
+    n = target.lanes
+    groups = [
+        *(stored((m, 64), 4 * n, block=32, zero=8, is_rounded=True) for m in (1, 2, 3, 12, 13, 31)),
+        *(stored((m, 75), 5 * n + 3, is_rounded=True) for m in (1, 7)),  # the last block is cut off
+        *(stored((m, 96), 5 * n + 3, bits=8, block=32, zero=128, is_rounded=True) for m in (1, 2, 14)),
+        *(stored((m, 72), 3, bits=8, block=12, is_rounded=True) for m in (1, 4)),
+        stored((2, 3, 64), 3 * n + 5, bits=2, after=True, is_rounded=True),
+        stored((1, 5, 96), 8 * n, zero=8, after=True, is_rounded=True),
+        stored((131, 4096), 2 * n, block=128, zero=3, is_rounded=True),
+        stored((6, 32), 2 * n, turned=True, is_rounded=True),
+    ]
+    for _, _, kernel in check_offers(GemmProvider(), groups, target, builder, rng):
+        check_program(kernel.program)
+        assert any(
+            isinstance(step, Contract) and step.product is Product.S8U8 for _, step in kernel.program.stages[1].leaves
+        )
+
+
 class SplitGemmProvider(GemmProvider):
     """Offers the matrix units only where there are some; others offer the vector units for such groups, too."""
 
@@ -107,6 +128,11 @@ def test_products_on_matrix_units(target, builder, rng):
 @pytest.mark.parametrize(("rows", "block"), [(1, 16), (6, 16), (9, 32)])
 def test_what_is_not_finite_stays_so(target, builder, rng, rows, block):
     group = stored((rows, 64), 2 * target.lanes, block=block)
+    check_offers(GemmProvider(), [group], target, builder, rng, specials=True)
+
+
+def test_blocks_of_rounded_data_that_are_not_finite_become_nan(target, builder, rng):
+    group = stored((6, 64), 2 * target.lanes, is_rounded=True)
     check_offers(GemmProvider(), [group], target, builder, rng, specials=True)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from korch.candidate.candidate import Candidate
 from korch.costs.operations import has_windows, operations
 from korch.costs.rates import Calibration, Work
+from korch.primitive.graph import Primitive, PrimitiveGraph
+from korch.primitive.ops.stored import StoredAttributes
 from korch.schedule.contraction import is_of_bytes
 
 START_NS = 3000
@@ -90,8 +93,14 @@ def needed_flop(candidate: Candidate) -> int:
     """Return the operations that count for a kernel's bound: those of the units that determine its rate."""
     flop = max(candidate.linear_flop, candidate.offer.work_flop) - candidate.offer.vector_flop
     body = candidate.group.body
-    has_bytes = candidate.offer.pairs == 0 and any(is_of_bytes(body, root) for root in body.linear)
+    has_bytes = candidate.offer.pairs == 0 and any(map(partial(_multiplies_bytes, body), body.linear))
     return flop // BYTES_TOGETHER if has_bytes else flop
+
+
+def _multiplies_bytes(body: PrimitiveGraph, root: Primitive) -> bool:
+    """Return whether a product multiplies bytes, which its data may be rounded to."""
+    at = root.attributes
+    return is_of_bytes(body, root) or (isinstance(at, StoredAttributes) and at.is_rounded)
 
 
 _COUNTS: dict[str, tuple[float, bool]] = {}

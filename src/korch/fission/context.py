@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from korch.frontend.attributes import NodeAttributes
 from korch.frontend.operator import Operator
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
-from korch.primitive.op import NONE, Array, Attributes, Category
+from korch.primitive.op import Array, Attributes, Category
 from korch.primitive.ops import OPS
 from korch.primitive.types import ValueId, ValueType
 from korch.primitive.verbs import Shape, Verbs
@@ -85,7 +85,8 @@ class Context(Verbs):
     def add(self, op: str, *values: ValueId, attributes: Attributes | None = None) -> ValueId:
         """Add one primitive; a linear primitive with an empty input becomes zeros."""
         if OPS[op].category is Category.LINEAR and not all(self.builder.type(value).size for value in values):
-            return self.full(0, OPS[op].infer([self.builder.type(value) for value in values], attributes or NONE))
+            own = attributes or OPS[op].attributes()
+            return self.full(0, OPS[op].infer([self.builder.type(value) for value in values], own))
         return super().add(op, *values, attributes=attributes)
 
 

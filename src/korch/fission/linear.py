@@ -8,7 +8,7 @@ from korch.fission.context import Context
 from korch.fission.gathered import gathered_product
 from korch.fission.rule import FissionRule, NotSplit, Result, rule
 from korch.fission.window import window_of
-from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.ops.linear import ConvAttributes, MatmulAttributes
 from korch.primitive.types import ValueId
 from korch.primitive.verbs import Shape, lit
 
@@ -62,7 +62,10 @@ def matrices(c: Context, a: ValueId, b: ValueId) -> tuple[ValueId, ValueId]:
 def _matmul(c: Context) -> Result:
     a, b = matrices(c, *c.inputs)
     product = gathered_product(c, a, b)
-    return c.reshape(c.add("matmul", a, b) if product is None else product, c.output_type().shape)
+    if product is None:
+        attributes = MatmulAttributes(c.attributes.rounded_block)
+        product = c.add("matmul", a, b, attributes=attributes)
+    return c.reshape(product, c.output_type().shape)
 
 
 def _gemm(c: Context) -> Result:

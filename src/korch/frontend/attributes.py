@@ -8,6 +8,9 @@ import onnx
 
 from korch.errors import ModelError
 
+ROUNDED_BLOCK = "rounded_block"
+"""The entry of a node's metadata for what a product may round; MatMul has no such attribute."""
+
 
 class NodeAttributes(dict[str, object]):
     """Attributes by name: int, float, str, tuples of these, arrays, graphs.
@@ -22,6 +25,8 @@ class NodeAttributes(dict[str, object]):
     def __init__(self, node: onnx.NodeProto) -> None:
         """Read the attributes of a node."""
         super().__init__((attribute.name, _python(attribute)) for attribute in node.attribute)
+        # the model allows that blocks of as many terms of a product's data are rounded to bytes; 0: it does not
+        self.rounded_block = next((int(p.value) for p in node.metadata_props if p.key == ROUNDED_BLOCK), 0)
         self.where = f"{node.op_type} {node.name}".rstrip()
 
     def integer(self, name: str, default: int | None = None) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 
 from korch.errors import ModelError, UnsupportedError
+from korch.frontend.attributes import ROUNDED_BLOCK
 from korch.frontend.cached import CACHED, padding
 from korch.frontend.definition import Definition
 from korch.frontend.fused import FUSED
@@ -24,6 +25,9 @@ DOMAIN = "com.microsoft"
 
 UNDECLARED = ("SimplifiedLayerNormalization",)
 """The operators that ONNX Runtime declares in the domain of the standard, which does not have them."""
+
+IN_BYTES = 4
+"""The `accuracy_level` of a node whose data may be rounded to bytes, with a scale for each block of terms."""
 
 OLDEST_OPSET = 13
 """The first opset whose DequantizeLinear has an axis."""
@@ -143,8 +147,11 @@ def _matmul_of_bits(d: Definition) -> None:
     if blocks * block > k:
         ends = [d.constant(np.array([value])) for value in (0, k, 1)]
         w = d.op("Slice", w, *ends)
-    a = d.needed(0, "the data")
-    y = d.narrowed(d.op("MatMul", d.widened(a), d.op("Transpose", w, perm=[1, 0])))
+    a, w = d.needed(0, "the data"), d.op("Transpose", w, perm=[1, 0])
+    y = d.op("MatMul", d.widened(a), w)
+    if d.attributes.get("accuracy_level", 0) == IN_BYTES:
+        d.nodes[-1].metadata_props.add(key=ROUNDED_BLOCK, value=str(block))
+    y = d.narrowed(y)
     d.end(y, d.optional(5))
 
 

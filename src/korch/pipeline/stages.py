@@ -13,6 +13,7 @@ from functools import partial
 
 from korch.backend import has_kernels, open_meter
 from korch.candidate.candidate import Candidate, Refusal, make_group
+from korch.equivalence.rounded import with_rounded_data
 from korch.equivalence.rule import AnyRule
 from korch.equivalence.rules import integers, select_rules
 from korch.equivalence.saturate import SaturationLimits, SaturationReport, joined_reports, saturate
@@ -175,6 +176,8 @@ def _rewrite(
         found = extract(found, options)
     if options.precision in HALF:
         found = with_half(found, HALF[options.precision])
+    if not options.strict and not options.is_cuda:
+        found = with_rounded_data(found, options.precision == "int8")
     return with_forms(found, forms), report
 
 

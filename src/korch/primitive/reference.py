@@ -16,8 +16,10 @@ import numpy as np
 from korch.errors import InputError, InvalidGraphError
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Array, Category
+from korch.primitive.ops.linear import MatmulAttributes
 from korch.primitive.ops.loop import LoopAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
+from korch.primitive.ops.stored import rounded
 from korch.primitive.text import parse_graph
 from korch.primitive.types import UNIT_ROUNDOFF, DType
 
@@ -99,6 +101,8 @@ def apply(graph: PrimitiveGraph, primitive: Primitive, values: Mapping[int, Arra
     given = [values[v] for v in primitive.inputs]
     if not exact and primitive.row.category is Category.LINEAR:
         given = [_summable(array) for array in given]
+        if isinstance(primitive.attributes, MatmulAttributes) and primitive.attributes.rounded_block:
+            given[0] = rounded(given[0], primitive.attributes.rounded_block)
     result = primitive.row.reference(given, primitive.attributes)
     type_ = graph.types[primitive.output]
     if result.shape != type_.shape:

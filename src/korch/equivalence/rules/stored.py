@@ -17,7 +17,7 @@ from korch.equivalence.rules.integers import stored_array
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
 from korch.primitive.ops.elementwise import CastAttributes
-from korch.primitive.ops.linear import BYTES
+from korch.primitive.ops.linear import BYTES, MatmulAttributes
 from korch.primitive.ops.stored import BITS, StoredAttributes
 from korch.primitive.quantized import pack
 from korch.primitive.types import DType
@@ -122,7 +122,8 @@ def _refuse_blocks(view: View, match: BlockMatch) -> BlockWitness | RuleRefusal:
     packed = _packed(integers - least, bits, round_up(terms, block))
     points = (zeros - least)[::block].astype(dtype)
     is_one = bool((points == points[:1, :1]).all())
-    attributes = StoredAttributes(bits, block, int(points[0, 0]) if is_one else 0)
+    may_round = root.attributes_as(MatmulAttributes).rounded_block > 0
+    attributes = StoredAttributes(bits, block, int(points[0, 0]) if is_one else 0, may_round)
     return BlockWitness(root, packed.astype(dtype), scales[::block], None if is_one else points, attributes)
 
 

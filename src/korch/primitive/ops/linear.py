@@ -21,6 +21,14 @@ BYTES = (DType.I8, DType.U8)
 
 
 @dataclass(frozen=True, slots=True)
+class MatmulAttributes(Attributes):
+    """What a product may round."""
+
+    # the model allows that blocks of as many terms of the first operand are rounded to bytes; 0: it does not
+    rounded_block: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ConvAttributes(Attributes):
     """Strides, zero pads and dilations per spatial axis, and the number of channel groups."""
 
@@ -183,24 +191,24 @@ ROWS: tuple[Op, ...] = (
         name="matmul",
         category=Category.LINEAR,
         arity=2,
-        attributes=Attributes,
+        attributes=MatmulAttributes,
         infer=_infer_matmul,
         reference=_matmul,
         work_flop=matmul_flop,
         source="numpy.matmul; batch axes of size 1 broadcast",
         samples=(
-            Sample(("f32[3,4]", "f32[4,5]")),
-            Sample(("f32[2,1,3,4]", "f32[1,5,4,2]")),
-            Sample(("f32[3,0]", "f32[0,2]")),
-            Sample(("i8[2,3,4]", "u8[1,4,5]")),
-            Sample(("i64[3,4]", "i64[4,2]")),
+            Sample(("f32[3,4]", "f32[4,5]"), MatmulAttributes()),
+            Sample(("f32[2,1,3,4]", "f32[1,5,4,2]"), MatmulAttributes()),
+            Sample(("f32[3,0]", "f32[0,2]"), MatmulAttributes()),
+            Sample(("i8[2,3,4]", "u8[1,4,5]"), MatmulAttributes()),
+            Sample(("i64[3,4]", "i64[4,2]"), MatmulAttributes()),
         ),
         refusals=(
-            Sample(("f32[3,4]", "f32[3,4]")),
-            Sample(("f32[4]", "f32[4]")),
-            Sample(("f32[2,3,4]", "f32[3,4,3]")),
-            Sample(("f32[3,4]", "f64[4,3]")),
-            Sample(("u8[3,4]", "i32[4,3]")),
+            Sample(("f32[3,4]", "f32[3,4]"), MatmulAttributes()),
+            Sample(("f32[4]", "f32[4]"), MatmulAttributes()),
+            Sample(("f32[2,3,4]", "f32[3,4,3]"), MatmulAttributes()),
+            Sample(("f32[3,4]", "f64[4,3]"), MatmulAttributes()),
+            Sample(("u8[3,4]", "i32[4,3]"), MatmulAttributes()),
         ),
     ),
 )

@@ -8,7 +8,7 @@ from dataclasses import replace
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive
-from korch.primitive.ops.stored import StoredAttributes
+from korch.primitive.ops.stored import GROUP, StoredAttributes
 from korch.primitive.types import DType
 from korch.provider.cache_room import cache_room
 from korch.provider.gemm.vectors import require_rows
@@ -19,9 +19,10 @@ from korch.schedule.contraction import FLOATS, Layouts, NotFusedError, extent, r
 from korch.schedule.split_products import components_of, pairs_of
 from korch.schedule.split_stored import SplitStored, SplitStoredBlocking
 from korch.schedule.stored import FEW_ROWS, Stored, blocking_of, strips
+from korch.schedule.stored_bytes import StoredBytes
 from korch.system.alignment import ceil_div, round_up
 from korch.target import Target
-from korch.tile.analysis.registers import FEW_REGISTERS, REGISTERS
+from korch.tile.analysis.registers import FEW_REGISTERS, REGISTERS, largest_of_bytes
 from korch.tile.ir.program import TileProgram
 from korch.tile.llvm.component_tiles import MOST_FACTOR_ROWS
 from korch.tile.lower.staging import Machine
@@ -49,7 +50,8 @@ def offer_stored(group: Group, target: Target) -> tuple[Offer, ...] | Refusal:
     outputs = tuple(Layout.plain(type_.rank) for type_ in group.output_types)
     offers, refusals = [], []
     pairs = pairs_of(*_components(group, root))
-    for program_of in (_vectors, _units) if target.sums_components(pairs) else (_vectors,):
+    programs = (_vectors, _units) if target.sums_components(pairs) else (_vectors,)
+    for program_of in (_bytes,) if _attributes(root).is_rounded else programs:
         try:
             inputs, _ = program_of(group, root, target)
         except NotFusedError as error:
@@ -66,7 +68,7 @@ def build_stored(group: Group, offer: Offer, target: Target) -> Kernel | Refusal
     root = root_of(group, STORED)
     if isinstance(root, Refusal):
         return root
-    program_of = _units if offer.variant == SPLIT else _vectors
+    program_of = _bytes if _attributes(root).is_rounded else _units if offer.variant == SPLIT else _vectors
     # With few rows, large results are written past the caches, so that only the weights are read from memory.
     stream_bytes = target.l2_bytes if _sizes(group, root)[0] <= FEW_ROWS else sys.maxsize
     return kernel_of(program_of(group, root, target)[1], group, offer, target, stream_bytes=stream_bytes)
@@ -92,6 +94,18 @@ def _vectors(group: Group, root: Primitive, target: Target) -> tuple[tuple[Layou
     program = Stored(group, root, layouts, Machine.of(target)).program(blocking)
     require_rows(program, target.lanes)
     return layouts[0], program
+
+
+def _bytes(group: Group, root: Primitive, target: Target) -> tuple[tuple[Layout, ...], TileProgram]:
+    """Return the layouts of the inputs, and the program for data that is rounded to bytes."""
+    registers = largest_of_bytes(target.lanes, target.has_dot)
+    strip = registers.vectors * target.lanes
+    inputs, outputs = _layouts(group, root, strip)
+    grouped = Layout((1, 0), ((1, strip), (0, GROUP)))
+    inputs = tuple(grouped if i == group.position[root.inputs[1]] else layout for i, layout in enumerate(inputs))
+    program = StoredBytes(group, root, (inputs, outputs), Machine.of(target)).byte_program(registers)
+    require_rows(program, target.lanes)
+    return inputs, program
 
 
 def _units(group: Group, root: Primitive, target: Target) -> tuple[tuple[Layout, ...], TileProgram]:

@@ -17,7 +17,7 @@ from korch.primitive.op import Array
 from korch.tile.check.arithmetic import Typed
 from korch.tile.check.points import Points
 from korch.tile.ir.bind import bind
-from korch.tile.ir.index import Expr
+from korch.tile.ir.index import Expr, var
 from korch.tile.ir.program import (
     Accumulate,
     Apply,
@@ -149,6 +149,9 @@ class _Run:
     def contract(self, step: Contract, points: Points) -> None:
         kept, points.live = points.kept(), points.live & points.holds(step.where)
         a, b = (points.spread(self.load(points, at.buffer, at.index, ())) for at in (step.a, step.b))
+        if step.part:
+            (bits,) = (8 // axis.extent for axis in step.axes if axis.name == step.part)
+            b = b >> (bits * points.spread(points.at(var(step.part)))).astype(b.dtype) & ((1 << bits) - 1)
         dtype, reduced = step.product.types[2], tuple(range(len(kept.shape), len(points.shape)))
         products = self.arithmetic.product(step.product, a, b)
         if step.factor is not None:

@@ -424,5 +424,7 @@ def _sum(line: _Line, axes: tuple[Axis, ...], product: Product, registers: Regis
     a = line.place()
     line.need("*")
     b = line.place()
+    part = line.name() if line.take("part") else ""
     factor = line.place() if line.take("*") else None
-    return Contract(axes, out, a, b, product, line.place() if line.take("rescale") else None, factor, registers)
+    rescale = line.place() if line.take("rescale") else None
+    return Contract(axes, out, a, b, product, rescale, factor, registers, part=part)

@@ -359,6 +359,7 @@ class Contract:
         factor: a further factor of each product, or None.
         registers: how it is computed in registers; the printer chooses if this is None.
         where: guards; where one of them fails, no operand is read and nothing is added.
+        part: the reduced axis that numbers the parts of each byte of b, lowest bits first; "" for whole bytes.
     """
 
     axes: tuple[Axis, ...]
@@ -370,6 +371,7 @@ class Contract:
     factor: At | None = None
     registers: Registers | None = None
     where: tuple[Inside, ...] = ()
+    part: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,8 @@ def format_contract(step: Contract) -> str:
     """Return the second line of a contraction in the text form: what it adds to what."""
     rescale = f" rescale {_at(step.rescale)}" if step.rescale else ""
     factor = f" * {_at(step.factor)}" if step.factor else ""
-    return f"{_at(step.out)} += {_at(step.a)} * {_at(step.b)}{factor}{rescale}"
+    part = f" part {step.part}" if step.part else ""
+    return f"{_at(step.out)} += {_at(step.a)} * {_at(step.b)}{part}{factor}{rescale}"
 
 
 def format_loop(loop: Loop) -> str:

@@ -95,15 +95,20 @@ class IntegerBlockPrinter(BlockPrinter):
         self, block: SumBlock, a: tuple[SsaValue, int], b: tuple[SsaValue, int], sums: Sequence[SsaValue]
     ) -> list[SsaValue]:
         """Print the multiply-adds of four or two terms."""
+        second = self.emit.place(self.b.kind, block.second, b[0])
+        return self.multiplied(block, a[0], [self._columns(second, v) for v in range(block.vectors)], sums)
+
+    def multiplied(
+        self, block: SumBlock, a_at: SsaValue, columns: Sequence[Sequence[SsaValue]], sums: Sequence[SsaValue]
+    ) -> list[SsaValue]:
+        """Print the multiply-adds of all rows by vectors of four or two terms; `a_at` has the terms of the rows."""
         emit, found = self.emit, list(sums)
-        second = emit.place(self.b.kind, block.second, b[0])
-        columns = [self._columns(second, v) for v in range(block.vectors)]
         for r, (first, offset) in enumerate(block.first):
-            at = emit.place(self.a.kind, emit.place(self.a.kind, first, a[0]), emit.index(offset))
+            at = emit.place(self.a.kind, emit.place(self.a.kind, first, a_at), emit.index(offset))
             x = emit.splat(self.raw(self.a, at, "i32", 1), self.lanes)
             if self.is_shifted:
                 x = emit.op("xor", x, constant("i32", TOP_BITS))
-            rows = self._widened(x, self._dtype(self.a))
+            rows = self.widened(x, self._dtype(self.a))
             for v, own in enumerate(columns):
                 k = r * block.vectors + v
                 found[k] = self._sum(found[k], rows, own)
@@ -144,13 +149,13 @@ class IntegerBlockPrinter(BlockPrinter):
         at = self.emit.place(self.b.kind, second, self.emit.index(v * self.group * self.lanes))
         if self.group == PAIR:
             return [self.pairs(self.raw(self.b, at, self.b.kind, PAIR * self.lanes), self._dtype(self.b))]
-        return self._widened(self.raw(self.b, at, "i32", self.lanes), self._dtype(self.b))
+        return self.widened(self.raw(self.b, at, "i32", self.lanes), self._dtype(self.b))
 
     def pairs(self, x: SsaValue, dtype: DType) -> SsaValue:
         """Print pairs of adjacent numbers as a pair of 16-bit numbers in each lane."""
         return self._as(self.emit.convert("sext" if is_signed(dtype) else "zext", x, "i16"), "i32")
 
-    def _widened(self, x: SsaValue, dtype: DType) -> list[SsaValue]:
+    def widened(self, x: SsaValue, dtype: DType) -> list[SsaValue]:
         """Print the vectors of 16-bit numbers to multiply with: the even and the odd bytes of a quad."""
         if self.group == PAIR or self.dot is not None:
             return [x]

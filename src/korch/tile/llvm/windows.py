@@ -23,6 +23,7 @@ from korch.tile.llvm.functions import fused
 from korch.tile.llvm.index import Env, loop_inside
 from korch.tile.llvm.integers import IntegerPrinter, LanePrinter
 from korch.tile.llvm.isa import Isa
+from korch.tile.llvm.packed import PackedPrinter
 from korch.tile.llvm.tiles import TilePrinter
 from korch.tile.llvm.window_tiles import ComponentWindowTilePrinter
 
@@ -48,6 +49,8 @@ def contract_printer(sums: Sums, isa: Isa) -> type[ContractPrinter]:
     if sums.step.product.is_of_bytes:
         if sums.step.registers is not None and sums.step.registers.in_tiles:
             return TilePrinter
+        if sums.step.part:
+            return PackedPrinter
         return LanePrinter if is_by_lanes(sums.step) else IntegerPrinter
     if sums.step.product is Product.SPLIT:
         on_vectors, on_units = (
