@@ -71,13 +71,22 @@ def format_primitive(primitive: Primitive) -> str:
 
 
 def format_attributes(attributes: Attributes) -> str:
-    """Return attributes as ` {name=value, ...}`, or as an empty text if there are none."""
+    """Return attributes as ` {name=value, ...}`, or as an empty text if all have their defaults."""
     kind: Any = type(attributes)
     names = _field_names(kind)
-    if not names:
+    if attributes == _default(kind):
         return ""
     fields = [f"{name}={_literal(getattr(attributes, name))}" for name in names]
     return f" {{{', '.join(fields)}}}"
+
+
+@cache
+def _default(kind: type[Attributes]) -> Attributes | None:
+    """Return the attributes of a kind that all have their defaults; None if one has none."""
+    try:
+        return kind()
+    except TypeError:
+        return None
 
 
 def parse_graph(text: str, constants: Mapping[str, Array] | None = None) -> PrimitiveGraph:
