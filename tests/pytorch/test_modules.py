@@ -181,6 +181,57 @@ def test_buffers_that_are_written_are_states(quick: dict[str, Any]) -> None:
             executable.reset()
 
 
+class Cache(nn.Module):
+    """Reads rows of earlier calls, which it has as [heads, rows, features]; `is_old` also returns those before."""
+
+    def __init__(self, is_old: bool = False) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(2, 70, 16))
+        self.is_old = is_old
+
+    def forward(self, x: Any, place: Any) -> Any:
+        old = self.keys.clone() if self.is_old else x
+        self.keys.index_copy_(1, place, x * 2)
+        return x @ self.keys.transpose(1, 2), old
+
+
+def test_rows_of_a_state_are_written_in_its_memory(quick: dict[str, Any]) -> None:
+    x, place = torch.randn(2, 1, 16), torch.tensor([3])
+    executable, right = korch.optimize(Cache().eval(), (x, place), **quick), Cache().eval()
+    (pair,) = executable.plan.in_place
+    assert [executable.get_outputs()[pair[0]].name, executable.get_inputs()[pair[1]].name] == ["new.keys", "keys"]
+    writes = [s for s in executable.plan.steps if any(t.type == "f32[2,70,16]" for t in s.outputs)]
+    assert [step.provider for step in writes] == ["state"]  # it copies only if the memory is not the same
+    keys = executable.states["keys"]
+    for n in (3, 69, -70, 3):
+        place[0] = n
+        copied = executable.flat(x, place, keys.clone())
+        found = executable(x * 1, place)
+        torch.testing.assert_close(found, right(x, place % 70))
+        assert np.array_equal(found[0], copied[0]) and np.array_equal(keys, copied[2])
+        assert executable.states["keys"].data_ptr() == keys.data_ptr()
+    for n in (70, -71):
+        before = keys.clone()
+        with pytest.raises(InputError, match=rf"input 'place': it has the index {n}; expected -70 to 69"):
+            executable(x, torch.tensor([n]))
+        assert torch.equal(keys, before)
+    shared = keys[:, 5:6]  # an argument in the state's memory is read before, as if the state were copied
+    wanted = right(right.keys[:, 5:6].clone(), torch.tensor([5]))
+    torch.testing.assert_close(executable(shared, torch.tensor([5])), wanted)
+    executable.reset()
+    assert not keys.any()
+
+
+def test_a_state_that_is_read_before_is_copied(quick: dict[str, Any]) -> None:
+    x, place = torch.randn(2, 1, 16), torch.tensor([3])
+    executable, right = korch.optimize(Cache(is_old=True).eval(), (x, place), **quick), Cache(is_old=True).eval()
+    assert executable.plan.in_place == ()
+    for n in (3, 4):
+        place[0] = n
+        torch.testing.assert_close(executable(x * n, place), right(x * n, place))
+        torch.testing.assert_close(executable.states["keys"], right.keys)
+
+
 class Noisy(nn.Module):
     def forward(self, x: Any) -> Any:
         return x + torch.randn_like(x)

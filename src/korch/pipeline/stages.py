@@ -44,6 +44,7 @@ from korch.primitive.ops.gathered import GATHERED
 from korch.primitive.precision import with_half
 from korch.primitive.text import format_graph
 from korch.primitive.types import DType
+from korch.primitive.writes import write_rows
 from korch.records import plain
 from korch.search.instance import check_steps
 from korch.search.ledger import Ledger
@@ -99,6 +100,8 @@ def split_operators(run: Run, operators: OperatorGraph) -> SplitModel:
     multiplies = multiplies and integers.RULES[0] in select_rules(options.ablation.rules)
     multiplied = MULTIPLIED_BY_CUDA if options.is_cuda else MULTIPLIED
     given = _with_gathers(given, multiplied, options)
+    if run.masked is None and not options.is_cuda:
+        given = write_rows(given)
     graph = in_bytes(given, has_kernels(options) if multiplies else None, run.deadline, multiplied)
     if options.budget_s is not None and not options.is_cuda:
         run.expect(least_of(work_of(graph), options, run.masked.compared if run.masked is not None else ()))

@@ -42,7 +42,7 @@ class StateProvider:
         whole, rows = group.input_types[:2]
         axis, shape = attributes.axis, whole.shape
         row_bytes = math.prod(shape[axis + 1 :]) * whole.dtype.size_bytes
-        numbers = (math.prod(shape[:axis]), shape[axis], rows.shape[axis], row_bytes)
+        numbers = (math.prod(shape[:axis]), shape[axis], rows.shape[axis], row_bytes, int(attributes.is_checked))
         made = Constants(target.isa)
         text = made.kernel("korch_rows", [f"i64 {n}" for n in numbers], ("run",), comment_of(group, offer))
         return named_kernel(text, threading=Threading.CALLER)

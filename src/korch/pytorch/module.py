@@ -35,11 +35,12 @@ from korch.primitive.op import Array
 from korch.pytorch.check import check_module, limit_s
 from korch.pytorch.least import announce_call
 from korch.pytorch.tensors import as_array, as_tensor
-from korch.runtime.executable import Executable
+from korch.runtime.executable import NO_MEMORY, Executable
 from korch.runtime.ranged import RangedExecutable
 from korch.runtime.record import PlanRecord
 from korch.runtime.report import Report
 from korch.runtime.runnable import TensorInfo, Timing
+from korch.system.alignment import ALIGNMENT
 from korch.system.deadline import Deadline
 
 
@@ -73,8 +74,10 @@ class ModuleExecutable:
         self.trees = trees
         self.background: BackgroundSearch | None = None
         self._effects = effects
-        self.states = {name: state.detach().clone() for name, state in effects.states.items()}
+        dense = torch.contiguous_format
+        self.states = {name: state.detach().clone(memory_format=dense) for name, state in effects.states.items()}
         self._first = {name: state.clone() for name, state in self.states.items()}
+        self._memory = {state.untyped_storage().data_ptr() for state in self.states.values()}
         self._turn = threading.Lock() if self.states else nullcontext()
 
     def reset(self) -> None:
@@ -101,16 +104,38 @@ class ModuleExecutable:
         tensors, flat = self.trees.arguments.flatten(args, kwargs), self.flat
         with self._turn:
             given = [*tensors, *self.states.values()]
+            into = self._in_place(flat, given)
             # an executable for CUDA takes and returns tensors directly
-            found = flat(*given) if isinstance(flat, CudaExecutable) else run_tensors(flat, given)
+            found = flat(*given) if isinstance(flat, CudaExecutable) else run_tensors(flat, given, into)
             results, contents = self._effects.split(found)
-            for i, content in zip(self._effects.written, contents, strict=True):
-                _write(given[i], content)
+            for k, (i, content) in enumerate(zip(self._effects.written, contents, strict=True), len(results)):
+                if k not in into:
+                    _write(given[i], content)
         if isinstance(flat, CudaExecutable) or (tensors and all(isinstance(t, np.ndarray) for t in tensors)):
             return self.trees.results.nest(list(results))
         if not isinstance(flat, Executable):
             results = tuple(map(np.array, results))  # a result may be a constant of the executable
         return self.trees.results.nest(list(map(as_tensor, results)))
+
+    def _in_place(self, flat: Any, given: Sequence[Any]) -> dict[int, Array]:
+        """Return the memory of tensors in which an executable can write their new contents, by output.
+
+        `given`: the tensors of a call, and the states.
+        """
+        if not isinstance(flat, Executable) or not flat.plan.in_place:
+            return {}
+        count = len(given) - len(self.states)
+        if not all(isinstance(tensor, torch.Tensor) for tensor in given):
+            return {}
+        memory = [tensor.untyped_storage().data_ptr() for tensor in given[:count]]
+        if len(set(memory)) < count or not self._memory.isdisjoint(memory):
+            return {}
+        pairs, first = set(flat.plan.in_place), len(flat.plan.outputs) - len(self._effects.written)
+        return {
+            k: as_array(given[i], "a state")
+            for k, i in enumerate(self._effects.written, first)
+            if (k, i) in pairs and given[i].is_contiguous() and given[i].data_ptr() % ALIGNMENT == 0
+        }
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until the search in the background has ended, at most some seconds; return whether it has."""
@@ -265,14 +290,15 @@ def build_module(
     return ModuleExecutable(flat, exported.trees, exported.effects)
 
 
-def run_tensors(flat: Any, tensors: Sequence[Any]) -> tuple[Array, ...]:
-    """Call an executable with PyTorch tensors or NumPy arrays.
+def run_tensors(flat: Any, tensors: Sequence[Any], into: Mapping[int, Array] = NO_MEMORY) -> tuple[Array, ...]:
+    """Call an executable with PyTorch tensors or NumPy arrays; `into` as for `Executable.compute`.
 
     Raises:
         InputError: one has another shape or type, or is not in the memory of the CPU.
     """
     names = [tensor.name for tensor in flat.get_inputs()]
-    results: tuple[Array, ...] = flat(*(as_array(t, n) for t, n in zip(tensors, names, strict=True)))
+    arrays = [as_array(t, n) for t, n in zip(tensors, names, strict=True)]
+    results: tuple[Array, ...] = flat.compute(arrays, into) if into else flat(*arrays)
     return results
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from korch.events.kernels import Use, segments_of
 from korch.events.schedule import TaskSegment, schedule_segment
 from korch.measure.compiler import Builder
 from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.ops.state import WRITE_ROWS
 from korch.provider.provider import Kernel
 from korch.records import plain
 from korch.runtime.artifact import Artifact
@@ -141,7 +142,24 @@ def plan_record(
         certificate=plain(origin.certificate or {}),
         options=plain(origin.options or {}),
         target={},
+        in_place=tuple(_in_place(steps, program)),
     )
+
+
+def _in_place(steps: Sequence[PlanStep[Any]], program: Program[Any]) -> Iterator[tuple[int, int]]:
+    """Yield each output that may lie in the memory of an input, with this input.
+
+    One kernel writes rows of the output, with the other ones of the input; nothing else reads the input.
+    """
+    inputs = [slot for slots in program.slots for slot in slots if slot.place is SlotPlace.INPUT]
+    inputs += [slot for _, slot in program.copies]
+    for step, (before, *slots) in zip(steps, program.slots, strict=True):
+        group = step.candidate.group
+        is_write = [p.op for p in group.body.primitives] == [WRITE_ROWS]
+        if is_write and before.place is SlotPlace.INPUT and inputs.count(before) == 1:
+            after = slots[len(group.inputs) - 1]
+            if after.place is SlotPlace.OUTPUT and not after.offset:
+                yield after.at, before.at
 
 
 def model_record(path: str | Path) -> ModelRecord:

@@ -187,6 +187,7 @@ class PlanRecord:
         options: the options of the build.
         target: the machine that it was built for.
         waiting: how long its threads wait in a simulated run; None for one thread, or if it is not known.
+        in_place: outputs that may lie in the memory of an input, with this input: pairs of positions.
     """
 
     korch_version: str
@@ -203,6 +204,7 @@ class PlanRecord:
     target: dict[str, Any]
     opens: tuple[str, ...] = ()
     waiting: WaitingRecord | None = None
+    in_place: tuple[tuple[int, ...], ...] = ()
 
     @property
     def kernel_count(self) -> int:

@@ -18,6 +18,7 @@ class WriteAttributes(Attributes):
 
     axis: int  # the axis along which rows are counted; positions are taken modulo its size
     is_state: bool = False  # whether argument 0 is memory that is overwritten: the result lies in the same memory
+    is_checked: bool = False  # whether positions are indices: negative ones count from the end, others are an error
 
 
 def _infer(inputs: Sequence[ValueType], attributes: WriteAttributes) -> ValueType:
@@ -35,8 +36,10 @@ def _infer(inputs: Sequence[ValueType], attributes: WriteAttributes) -> ValueTyp
 
 def _reference(inputs: Sequence[Array], attributes: WriteAttributes) -> Array:
     whole, rows, positions = inputs
-    out = whole.copy()
-    out[(slice(None),) * attributes.axis + (positions % max(1, whole.shape[attributes.axis]),)] = rows
+    out, count = whole.copy(), whole.shape[attributes.axis]
+    if attributes.is_checked and ((positions < -count) | (positions >= count)).any():
+        raise IndexError(f"write_rows: a position is out of range for axis {attributes.axis} with size {count}")
+    out[(slice(None),) * attributes.axis + (positions % max(1, count),)] = rows
     return out
 
 
