@@ -232,6 +232,28 @@ def test_a_state_that_is_read_before_is_copied(quick: dict[str, Any]) -> None:
         torch.testing.assert_close(executable.states["keys"], right.keys)
 
 
+class Aliased(nn.Module):
+    """Writes to a tensor that it has under two names, of which only one is a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(1, 4, 3))
+        self.others = [self.rows]
+
+    def forward(self, x: Any, place: Any) -> Any:
+        self.others[0].index_copy_(1, place, x)
+        return self.rows.sum(1)
+
+
+def test_a_state_with_two_names_is_named(quick: dict[str, Any]) -> None:
+    call = (torch.ones(1, 1, 3), torch.tensor([1]))
+    program = torch.export.export(Aliased().eval(), call, strict=False)
+    with pytest.raises(UnsupportedError, match=r"tensors 'rows', 'lifted_tensor_0' have the same memory.*strict=True"):
+        korch.optimize(program, **quick)
+    executable = korch.optimize(torch.export.export(Aliased().eval(), call, strict=True), **quick)
+    torch.testing.assert_close(executable(*call), Aliased()(*call))
+
+
 class Noisy(nn.Module):
     def forward(self, x: Any) -> Any:
         return x + torch.randn_like(x)

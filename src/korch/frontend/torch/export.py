@@ -22,11 +22,11 @@ import torch
 from torch._dynamo.convert_frame import compile_lock
 from torch.utils import _pytree as pytree
 
-from korch.errors import ModelError, UnsupportedError
+from korch.errors import ModelError, UnsupportedError, quoted
 from korch.frontend.onnx import HeldModel
 from korch.frontend.torch.convert import to_held_model
 from korch.frontend.torch.decompose import decompositions
-from korch.frontend.torch.effects import NO_EFFECTS, Effects, expose_writes
+from korch.frontend.torch.effects import NO_EFFECTS, Effects, expose_writes, storage_of
 from korch.frontend.torch.experts import experts_as_batches
 from korch.frontend.torch.samples import ModuleInputs, samples
 from korch.frontend.torch.ties import FirstOfEqual
@@ -216,7 +216,26 @@ def _traced(flat: _Flat, tensors: Sequence[Any], name: str, free: Mapping[tuple[
         program = torch.export.export(flat, tuple(own), strict=False, dynamic_shapes=axes)
         return program.run_decompositions(decompositions())
     except Exception as error:  # third-party code may raise anything
-        raise export_trouble(error, None, name) from error
+        shared = _shared_constant(flat) if isinstance(error, AssertionError) else ()
+        if not shared:
+            raise export_trouble(error, None, name) from error
+        raise UnsupportedError(
+            f"its tensors {quoted(shared)} have the same memory, so that PyTorch can't export what writes to it",
+            where=f"module {name}",
+            expected="one buffer for each state",
+            hint="torch.export makes two of one with strict=False; use strict=True",
+        ) from error
+
+
+def _shared_constant(flat: _Flat) -> tuple[str, ...]:
+    """Return the names of a buffer and of a constant of an exported graph that share memory; none if there are none."""
+    buffers = {storage_of(buffer): name for name, buffer in flat.named_buffers()}
+    for path, part in flat.named_modules():
+        for name, value in vars(part).items():
+            if isinstance(value, torch.Tensor) and storage_of(value) in buffers:
+                names = buffers[storage_of(value)], f"{path}.{name}"
+                return tuple(own.removeprefix("module.") for own in names)
+    return ()
 
 
 def _refuse_random(program: Any, name: str) -> None:
