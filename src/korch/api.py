@@ -171,6 +171,8 @@ def _optimized(
         )
     if shapes:
         raise OptionError("a module takes its shapes from the example inputs", where="option shapes")
+    if options.state != "float32":
+        raise OptionError("a module has no sessions", "option state", hint="Export it to an ONNX file")
     if len(options.isas) > 1:
         raise OptionError("a module is built for one instruction set", "option isa", hint="Export it to an ONNX file")
     from korch.pytorch.module import optimize_module
@@ -350,6 +352,7 @@ class _Job:
 
     def _assumed(self, model: LoadedModel, binding: Binding) -> Runnable:
         """Optimize a model for ranges of the sizes that the binding leaves open, or else for one size of each."""
+        self._refuse_state()
         sizes = assumed(model.declared, binding)
         try:
             if not sizes:
@@ -363,7 +366,16 @@ class _Job:
         logger.warning("%s", assumed_text(sizes))
         return self._bound([{**binding, **sizes}])
 
+    def _refuse_state(self) -> None:
+        if self.options.state != "float32":
+            raise OptionError(
+                "the model is not optimized for sessions: it has no states, or their rows have one number",
+                "option state",
+                hint="Remove --state, or give a range of earlier rows such as --shape past=0..1023",
+            )
+
     def _bound(self, bindings: Sequence[Binding]) -> Runnable:
+        self._refuse_state()
         if any(map(has_range, bindings)):
             return self._ranged(bindings[0])
         count = len(bindings)

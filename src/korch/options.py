@@ -129,6 +129,13 @@ class Options:
             "multiplied by weights of 2, 4 or 8 bits with scales for blocks; accuracy_level=4 of a node does the same"
         },
     )
+    state: Literal["float32", "float16", "bfloat16"] = field(
+        default="float32",
+        metadata={
+            "help": "the type in which sessions keep states that are float32 in the model, such as keys and values: "
+            "16 bits take half of the memory, and half of the time to read it"
+        },
+    )
     tolerance: float | None = field(
         default=None,
         metadata={
@@ -222,6 +229,8 @@ class Options:
             )
 
     def _check_precision(self) -> None:
+        if self.state != "float32" and self.is_cuda:
+            raise OptionError("sessions are for CPUs only", "option state", hint="Remove --state")
         if self.precision != "float32" and self.is_cuda == (self.precision == "int8"):
             devices, other = ("CUDA devices", "cuda") if self.precision != "int8" else ("CPUs", "cpu")
             raise OptionError(

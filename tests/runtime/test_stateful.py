@@ -154,6 +154,43 @@ def test_a_call_with_all_states_is_the_model(executable, reference, past, rows) 
     assert all(np.array_equal(given[name], array) for name, array in before.items())  # inputs are not overwritten
 
 
+@pytest.mark.parametrize(("kind", "error"), [("bfloat16", 2e-2), ("float16", 2e-3)])
+def test_states_are_kept_in_16_bits(reference, cache_folder, tmp_path, kind, error) -> None:
+    model, sizes = build_decoder("tiny-qwen3"), {"past": range(20), "seq": range(1, 9)}
+    built = korch.optimize(model, shapes=sizes, cache_folder=cache_folder, state=kind, **QUICK)
+    assert 0 < built.described.kept_error < error
+    built.save(tmp_path / "a.korch")
+    executable = korch.load(tmp_path / "a.korch")
+    assert executable.facts().startswith(f"sessions of at most 20 rows, states in {kind[:1]}")
+    session, ids = executable.session(), tokens(14)
+    assert [array.dtype.name for array in session._memory.arrays] == [kind] * 4
+    found = [session.run(input_ids=ids[:, :8])[0]]
+    fork = session.fork()
+    found += [session.run(input_ids=ids[:, i : i + 1])[0] for i in range(8, 14)]
+    *presents, logits = reference.run(None, feeds(executable, 0, 14) | {"input_ids": ids})
+    assert np.abs(np.concatenate(found, 1) - logits).max() < 2 * error * np.abs(logits).max()
+    for state, present in zip(session.states(), presents, strict=True):
+        assert state.dtype == np.float32
+        assert 0 < np.abs(state - present).max() < error * np.abs(present).max()
+    again = [fork.run(input_ids=ids[:, i : i + 1])[0] for i in range(8, 14)]
+    assert all(np.array_equal(a, b) for a, b in zip(found[1:], again, strict=True))
+    given = feeds(executable, 9, 1)
+    for found_, wanted in zip(executable.run(None, given), reference.run(None, given), strict=True):
+        assert found_.dtype == np.float32
+        assert np.abs(found_ - wanted).max() < 2 * error * np.abs(wanted).max()
+
+
+def test_only_models_in_sessions_keep_states_in_16_bits(cache_folder) -> None:
+    with pytest.raises(OptionError, match="option state: the model is not optimized for sessions"):
+        korch.optimize(
+            build_decoder("tiny-qwen3"),
+            shapes={"past": 4, "seq": 1, "batch": 1, "past + seq": 5},
+            cache_folder=cache_folder,
+            state="bfloat16",
+            **QUICK,
+        )
+
+
 def test_masked_rows_are_left_out(executable, reference) -> None:
     given = feeds(executable, 6, 1)
     given["attention_mask"][0, 1:4] = 0

@@ -22,15 +22,18 @@ from korch.frontend.onnx import LoadedModel
 from korch.frontend.operator import OperatorGraph
 from korch.frontend.shapes import is_batch
 from korch.inputs import converted, named_arrays, where_of
+from korch.numerics import max_error
 from korch.options import Options
 from korch.pipeline.optimize import Watch
 from korch.pipeline.ranges import plans_for_all
 from korch.pipeline.source import Source, compared_numbers
+from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.types import DType
 from korch.ranges.binding import Bound
 from korch.ranges.form import Dimension, Sizes, range_text
 from korch.ranges.state import PAST, ROWS, TOTAL, State, states_of, with_states
-from korch.report.progress import Progress
+from korch.report.progress import Progress, Update
 from korch.runtime.combine import combine
 from korch.runtime.record import ModelRecord
 from korch.runtime.rows import RowCounter, StatefulModel, StateTensor
@@ -45,6 +48,9 @@ Binding = Mapping[str, tuple[Bound, ...]]
 
 PAST_ROWS, NEW_ROWS = range(1024), range(1, 129)
 """The numbers of earlier and of new rows that are assumed."""
+
+KEPT = {"bfloat16": DType.BF16, "float16": DType.F16}
+"""The types in which states may be kept, by the value of the option `state`."""
 
 STEPS = (1, 8)
 """The numbers of rows of a step that have plans for any number of earlier rows."""
@@ -263,21 +269,22 @@ class _Model:
     operators: Callable[[int, int], OperatorGraph]  # for a number of new rows and one of earlier rows
     states: tuple[State, ...]
     capacity: int  # the most rows of a state
+    kept: DType | None = None  # the type in which sessions keep states of float32; None for their own
 
     @staticmethod
-    def of(sizes: StateSizes) -> _Model:
+    def of(sizes: StateSizes, kept: str = "float32") -> _Model:
         operators = lru_cache(4)(sizes.load)
         states = states_of(fission(operators(sizes.sample, SAMPLE_PAST)))
         if not states:
             raise UnsupportedError("what is appended to its states is not computed as a part of a static graph")
-        return _Model(sizes, operators, states, sizes.past[-1] + 1)
+        return _Model(sizes, operators, states, sizes.past[-1] + 1, KEPT.get(kept))
 
     def step(self, rows: int) -> Source:
         """Return the source of a step of some rows; its size is the number of rows after the step."""
 
         @lru_cache(16)
         def primitives(own: Sizes) -> PrimitiveGraph:
-            return with_states(fission(self.operators(rows, own[0] - rows)), self.states)
+            return with_states(fission(self.operators(rows, own[0] - rows)), self.states, self.kept)
 
         least = rows + max(1, self.sizes.past[0])
         dimension = Dimension(TOTAL, None, least, self.capacity)
@@ -330,7 +337,8 @@ class _Model:
             tensor = StateTensor(counter.item.name, counter.dtype.value, axes)
             counters.append(RowCounter(tensor, self.sizes.counts[tensor.name]))
         most = self.sizes.rows[-1]
-        return StatefulModel(tuple(inputs), tuple(outputs), self.states, self.capacity, most, counters=tuple(counters))
+        found = StatefulModel(tuple(inputs), tuple(outputs), self.states, self.capacity, most, counters=tuple(counters))
+        return found if self.kept is None else replace(found, kept=self.kept.value)
 
 
 def step_sources(sizes: StateSizes) -> dict[int, Source]:
@@ -361,7 +369,7 @@ def optimize_stateful(
         InaccurateError: the results for the inputs that the options give differ from the model's.
         KorchError: as `optimize_model`.
     """
-    known = _Model.of(sizes)
+    known = _Model.of(sizes, options.state)
     sources = known.sources()
     found, steps = [], []
     # A state's memory is that of its largest size, so that all plans have the same.
@@ -377,6 +385,10 @@ def optimize_stateful(
         artifacts[i] = replace(artifact, plan=replace(artifact.plan, model=model))
     executable = StatefulExecutable(artifacts, shared, known.described(), tuple(steps))
     executable.described = replace(executable.described, is_causal=_is_causal(executable))
+    if known.kept is not None:
+        executable.described = replace(executable.described, kept_error=_kept_error(known, executable))
+        what = f"states in {options.state}: the outputs of a step differ by up to {executable.described.kept_error:.1e}"
+        progress(Update("build", f"{what} of their largest element"))
     _check_inputs(known, executable, options)
     return executable
 
@@ -405,6 +417,17 @@ def _is_causal(executable: StatefulExecutable) -> bool:
     return all(np.abs(a - b).max(initial=0) <= CAUSAL * np.abs(a).max(initial=0) for a, b in pairs)
 
 
+def _kept_error(known: _Model, executable: StatefulExecutable) -> float:
+    """Return the largest difference of an output of a step from the exact one, relative to its largest element."""
+    rows = min(executable.by_rows.keys() - {0})
+    past = max(executable.by_rows[rows].ranges.dimensions[0].low, executable.described.capacity // 2) - rows
+    feeds = random_feeds(executable.inputs_at(past, rows))
+    exact = reference.run(fission(known.operators(rows, past)), feeds)
+    kept = set(executable.plain_outputs)
+    found = dict(zip(exact, executable(*feeds.values()), strict=True))
+    return max_error([found[name] for name in exact if name in kept], [exact[name] for name in exact if name in kept])
+
+
 def _check_inputs(known: _Model, executable: StatefulExecutable, options: Options) -> None:
     """Compare the executable with the model on the inputs that the options give, if they give any."""
     if options.inputs is None:
@@ -416,7 +439,8 @@ def _check_inputs(known: _Model, executable: StatefulExecutable, options: Option
     given = {name: converted(name, arrays[name], infos[name].dtype, where) for name in infos}
     rows, past = executable.counts_of([given[name] for name in infos])
     primitives = fission(known.operators(rows, past))
-    standard = standard_of(primitives, primitives, replace(options, inputs=given))
+    planned = with_states(primitives, known.states, known.kept)
+    standard = standard_of(primitives, planned, replace(options, inputs=given))
     errors, wrong = standard.judge(dict(zip(standard.expected, executable(*given.values()), strict=True)))
     if wrong:
         what = f"the error of output {wrong[0]!r} is {errors[wrong[0]].of_largest:.2e} of its largest element"

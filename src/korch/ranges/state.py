@@ -15,9 +15,10 @@ import numpy as np
 
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.op import Array
+from korch.primitive.ops.elementwise import CastAttributes
 from korch.primitive.ops.layout import ConcatAttributes, SliceAttributes
 from korch.primitive.ops.state import WRITE_ROWS, WriteAttributes
-from korch.primitive.types import ValueId
+from korch.primitive.types import DType, ValueId, ValueType
 
 PAST, ROWS, TOTAL = "past", "rows", "total"
 """What an axis or an input counts: the rows before a run, those of the run, and both together."""
@@ -61,16 +62,21 @@ def states_of(graph: PrimitiveGraph) -> tuple[State, ...]:
     return tuple(found.values())
 
 
-def with_states(graph: PrimitiveGraph, states: Sequence[State]) -> PrimitiveGraph:
-    """Return a graph whose states are written in place; what reads only the rows before a step takes a part of them."""
+def with_states(graph: PrimitiveGraph, states: Sequence[State], kept: DType | None = None) -> PrimitiveGraph:
+    """Return a graph whose states are written in place; what reads only the rows before a step takes a part of them.
+
+    `kept`: the type in which states of float32 are kept; None for their own.
+    """
     builder = GraphBuilder(folds=False)  # what follows from sizes is computed by the same primitives at each size
     known: dict[int, ValueId] = {}
+    ends: dict[int, ValueId] = {}
     axes = {graph.inputs[state.input][1]: state.axis for state in states}
     outputs = {graph.outputs[state.output][1] for state in states}
     written = {p.inputs[0]: p for value in outputs for p in graph.producing(value, "concat") if p.inputs[0] in axes}
+    is_narrow = {v: kept is not None and graph.types[v].dtype is DType.F32 for v in written}
     for name, value in graph.inputs:
         type_ = graph.types[written[value].output if value in written else value]
-        known[value] = builder.input(name, type_)
+        known[value] = builder.input(name, ValueType(type_.shape, kept) if kept and is_narrow.get(value) else type_)
     for value, constant in graph.constants.items():
         known[value] = builder.constant(constant.array)
 
@@ -79,16 +85,23 @@ def with_states(graph: PrimitiveGraph, states: Sequence[State]) -> PrimitiveGrap
             return known[value]
         shape = graph.types[value].shape
         attributes = SliceAttributes((0,) * len(shape), shape, (1,) * len(shape))
-        return builder.add("slice", [known[value]], attributes)
+        return cast(builder.add("slice", [known[value]], attributes), graph.types[value].dtype)
+
+    def cast(value: ValueId, dtype: DType) -> ValueId:
+        is_same = builder.type(value).dtype is dtype
+        return value if is_same else builder.add("cast", [value], CastAttributes(dtype.value))
 
     for p, origin in zip(graph.primitives, graph.origins or [""] * len(graph.primitives), strict=True):
         if written.get(p.inputs[0]) is p:
             axis = axes[p.inputs[0]]
             first, end = graph.types[p.inputs[0]].shape[axis], graph.types[p.output].shape[axis]
-            inputs = [known[p.inputs[0]], before(p.inputs[1]), builder.constant(np.arange(first, end))]
-            known[p.output] = builder.add(WRITE_ROWS, inputs, WriteAttributes(axis, is_state=True), origin=origin)
+            state = known[p.inputs[0]]
+            rows = cast(before(p.inputs[1]), builder.type(state).dtype)
+            inputs = [state, rows, builder.constant(np.arange(first, end))]
+            state = builder.add(WRITE_ROWS, inputs, WriteAttributes(axis, is_state=True), origin=origin)
+            ends[p.output], known[p.output] = state, cast(state, graph.types[p.output].dtype)
         else:
             known[p.output] = builder.add(p.op, [before(v) for v in p.inputs], p.attributes, origin=origin)
     for name, value in graph.outputs:
-        builder.output(name, known[value])
+        builder.output(name, ends.get(value, known[value]))
     return builder.freeze()

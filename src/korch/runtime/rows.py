@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from korch.errors import InputError
 from korch.primitive.op import Array
@@ -67,6 +68,8 @@ class StatefulModel:
         rows: the most new rows of a run.
         is_causal: whether no row depends on later ones, so that rows can be run in parts.
         counters: the inputs that count rows; those that have no other use are not among `inputs`.
+        kept: the type in which sessions keep states that are float32 for callers.
+        kept_error: the largest difference that this type made to an output, relative to its largest element.
     """
 
     inputs: tuple[StateTensor, ...]
@@ -76,6 +79,12 @@ class StatefulModel:
     rows: int
     is_causal: bool = True
     counters: tuple[RowCounter, ...] = ()
+    kept: str = "f32"
+    kept_error: float = 0.0
+
+    def memory_type(self, tensor: StateTensor) -> npt.DTypeLike:
+        """Return the type in which sessions keep a state."""
+        return DType(self.kept if tensor.dtype == "f32" else tensor.dtype).numpy
 
     @property
     def counter_names(self) -> set[str]:

@@ -195,7 +195,9 @@ class StatefulExecutable(ShapedExecutable):
     def facts(self) -> str:
         """Return a line about the plans of each step."""
         lines = (f"{_STEP.get(rows, f'steps of {rows} rows')}: {own.facts()}" for rows, own in self.by_rows.items())
-        return "\n  ".join([f"sessions of at most {self.described.capacity} rows", *lines])
+        known = self.described
+        kept = f", states in {known.kept} (error {known.kept_error:.1e})" if known.kept != "f32" else ""
+        return "\n  ".join([f"sessions of at most {known.capacity} rows{kept}", *lines])
 
     @property
     def report(self) -> ShapedReport:
@@ -321,8 +323,10 @@ class Session:
         return found
 
     def states(self) -> list[Array]:
-        """Return a copy of the rows of each state, in the order of the model's states."""
-        return [view.copy() for view in self.views(self.length)]
+        """Return a copy of the rows of each state, in the order and the types of the model's states."""
+        model = self.executable.described
+        types = [DType(model.inputs[state.input].dtype).numpy for state in model.states]
+        return [view.astype(type_) for view, type_ in zip(self.views(self.length), types, strict=True)]
 
     def views(self, length: int) -> list[Array]:
         """Return the memory of the first rows of each state, which later runs change."""
@@ -354,7 +358,7 @@ class Session:
 
     def _empty(self, tensor: StateTensor) -> Array:
         shape = tensor.shape(self.executable.described.capacity, 0)
-        return np.zeros(shape, DType(tensor.dtype).numpy)
+        return np.zeros(shape, self.executable.described.memory_type(tensor))
 
     def _own(self) -> None:
         """Copy the rows if another session has the same memory."""
