@@ -26,6 +26,7 @@ from korch.primitive.types import DType
 from korch.runtime.artifact import Archive
 from korch.runtime.each_isa import archive_of_isas
 from korch.runtime.record import ModelRecord, PlanRecord, TensorRecord
+from korch.runtime.recurrent import RecurrentSession
 from korch.runtime.text import executable_text, plan_facts
 
 if TYPE_CHECKING:
@@ -259,6 +260,17 @@ class Runnable(ABC):
             return [given[name] for name in names]
         least = f", or {len(needed)} without {quoted(self.defaults)}" if self.defaults else ""
         raise InputError(f"it was called with {len(arrays)} arrays", expected=f"{len(names)}: {quoted(names)}{least}")
+
+    def session(self, states: Mapping[str, str] | None = None) -> RecurrentSession:
+        """Return a session that keeps states of a fixed shape between runs, as those of a recurrent model.
+
+        `states`: by the name of each input that is a state, the output that replaces it; by default those whose names
+        differ only by words such as "past" and "present", or "in" and "out".
+
+        Raises:
+            InputError: there are no such tensors, they have different types, or the names leave it open.
+        """
+        return RecurrentSession(self, states)
 
     def stopwatch(self, arrays: Sequence[Any]) -> Callable[[], int]:
         """Return a function that runs the model once on these arrays and returns the nanoseconds."""

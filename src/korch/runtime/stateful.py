@@ -89,7 +89,7 @@ class StatefulExecutable(ShapedExecutable):
             raise ArtifactError("its steps are not those of its plans")
         self.fitting = lru_cache(MOST_REMEMBERED)(self._fit)  # for the rows of a step, and the size of its plans
 
-    def session(self, capacity: int | None = None) -> Session:
+    def session(self, capacity: int | None = None) -> Session:  # type: ignore[override]  # its states are known
         """Return a session without rows.
 
         `capacity`: the most rows of its states, at most that of the executable, which is the default.
