@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -165,3 +166,9 @@ def test_a_search_ends_with_the_interpreter(tmp_path: Path, calibrated: Callable
     command = [sys.executable, "-c", script, gemm(tmp_path / "gemm.onnx"), calibrated(tmp_path / "cache")]
     found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert found.stdout == "False\n" and "Error" not in found.stderr and "failed" not in found.stderr
+
+
+def test_a_session_is_one_of_the_plan_that_is_served() -> None:
+    served = BackgroundExecutable.__new__(BackgroundExecutable)
+    served.served = SimpleNamespace(session=lambda capacity: capacity)
+    assert served.session(capacity=3) == 3

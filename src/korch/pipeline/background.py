@@ -195,6 +195,10 @@ class BackgroundExecutable(Runnable):
         """Return the outputs of the plan that is served."""
         return self.served.compute(arrays)
 
+    def session(self, *args: Any, **named: Any) -> Any:
+        """Return a session of the plan that is served, which it keeps."""
+        return self.served.session(*args, **named)
+
     def time(self, arrays: Sequence[Any], repeat: int) -> Timing:
         """Run the plan that is served several times; see `Runnable.time`."""
         return self.served.time(arrays, repeat)

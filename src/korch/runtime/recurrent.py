@@ -17,8 +17,8 @@ from korch.primitive.op import Array
 if TYPE_CHECKING:
     from korch.runtime.runnable import Runnable, TensorInfo
 
-MARKS = frozenset(
-    ["current", "final", "in", "init", "initial", "input", "last", "new", "next", "old", "out", "output", "past", "prev", "previous", "present", "updated"]
+MARKS = frozenset(("current", "final", "in", "init", "initial", "input", "last", "new", "next")) | frozenset(
+    ("old", "out", "output", "past", "prev", "previous", "present", "updated")
 )
 """Words by which the names of a state before and after a run differ."""
 
