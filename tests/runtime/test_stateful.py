@@ -387,6 +387,8 @@ def test_a_table_of_places_limits_the_rows() -> None:
     message = r"at most 120 rows \(model: node 'row' \(Gather\): its constant index 120.*expected at most past=0\.\.119"
     with pytest.raises(OptionError, match=message):
         state_sizes(model, {"p": (range(121),)})
+    with pytest.raises(OptionError, match="no dimension of the model counts new rows: it takes 1; expected the name"):
+        state_sizes(model, {"rows": (range(1, 9),)})  # "n" is taken for a batch
 
 
 def test_new_rows_may_be_one_number(cache_folder) -> None:

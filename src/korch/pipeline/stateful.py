@@ -174,6 +174,9 @@ def state_sizes(model: LoadedModel, given: Binding) -> StateSizes | None:
             raise OptionError(
                 f"the size of {name!r} is that of the rows before and in a run", "option --shape", "no size"
             )
+        if role == ROWS and isinstance(bound, range) and ROWS not in known.roles.values():
+            what = f"no dimension of the model counts new rows: it takes {known.rows[0]}"
+            raise OptionError(what, f"option --shape {name}", "the name of the dimension that counts them, or no size")
         if role in (PAST, ROWS) and isinstance(bound, range):
             ranges[role] = bound
         elif role == ROWS and isinstance(bound, int):
