@@ -232,6 +232,31 @@ def test_a_state_that_is_read_before_is_copied(quick: dict[str, Any]) -> None:
         torch.testing.assert_close(executable.states["keys"], right.keys)
 
 
+class Looked(nn.Module):
+    """Takes rows of a table, by an operator that takes no negative indices, and by one that does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 3)
+
+    def forward(self, x: Any, y: Any) -> Any:
+        return self.table(x) + self.table.weight[y]
+
+
+def test_indices_are_those_that_the_module_takes(quick: dict[str, Any]) -> None:
+    module, x = Looked().eval(), torch.tensor([1, 4])
+    executable = korch.optimize(module, (x, x), **quick)
+    torch.testing.assert_close(executable(x, -x - 1), module(x, -x - 1).detach())
+    for given, message in (
+        ((-x, x), "input 'x': it has the index -1; expected 0 to 4"),
+        ((x, x + 1), "input 'y': it has the index 5; expected -5 to 4"),
+    ):
+        with pytest.raises(IndexError):
+            module(*given)
+        with pytest.raises(InputError, match=message):
+            executable(*given)
+
+
 class Aliased(nn.Module):
     """Writes to a tensor that it has under two names, of which only one is a buffer."""
 

@@ -19,6 +19,8 @@ from korch.primitive.types import ValueType
 # Operators whose second input has indices along one axis of the first, by default axis 0.
 _ALONG_AXIS = frozenset({"Gather", "GatherElements", "ScatterElements", "Scatter"})
 _LEADING = frozenset({"GatherND", "ScatterND"})  # indices along the leading axes
+# Operators of PyTorch that take no negative indices.
+_POSITIVE = frozenset({"aten.embedding.default", "aten.gather.default", "aten.index_select.default"})
 # Operators whose result has the elements of their first input, perhaps as another integer type.
 _MOVES = frozenset({"Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
@@ -62,10 +64,13 @@ def _check(indices: Array, sizes: Array, what: str, where: str) -> None:
         )
 
 
-def index_limits(graph: OperatorGraph, unsure: Collection[str] = ()) -> dict[str, tuple[int, int]]:
+def index_limits(
+    graph: OperatorGraph, unsure: Collection[str] = (), *, is_module: bool = False
+) -> dict[str, tuple[int, int]]:
     """Return the least and the greatest element of each input of a graph that is used as indices, by its name.
 
     `unsure`: values of which the shape may be another one when the model runs; indices into these have no limits.
+    `is_module`: whether the graph is a module of PyTorch, some of whose operators take no negative indices.
     """
     integers = {name for name, type_ in graph.types.items() if type_.dtype.numpy.kind in "iu"}
     origin = {name: name for name in graph.inputs if name in integers}
@@ -86,6 +91,13 @@ def index_limits(graph: OperatorGraph, unsure: Collection[str] = ()) -> dict[str
             continue
         # Random inputs are 0 or 1, also for an axis of one element.
         if axis < len(shape) and (size := shape[axis]) > 1:
-            low, high = found.get(origin[given[1]], (-size, size - 1))
-            found[origin[given[1]]] = max(low, -size), min(high, size - 1)
+            least = 0 if is_module and _is_of(operator.node, _POSITIVE) else -size
+            low, high = found.get(origin[given[1]], (least, size - 1))
+            found[origin[given[1]]] = max(low, least), min(high, size - 1)
     return found
+
+
+def _is_of(node: onnx.NodeProto, targets: Collection[str]) -> bool:
+    """Return whether PyTorch's exporter made a node of one of these operators, which it notes in the node."""
+    notes = (item.value for item in node.metadata_props if item.key.endswith(".class_hierarchy"))
+    return any(f"'{target}'" in note for note in notes for target in targets)

@@ -13,6 +13,7 @@ from korch.binary_program.problem import Status
 from korch.candidate.candidate import Candidate
 from korch.cuda.runtime.executable import CudaExecutable
 from korch.frontend.indices import index_limits
+from korch.frontend.onnx import HeldModel
 from korch.frontend.operator import OperatorGraph
 from korch.limits import SearchLimits
 from korch.measure.expect import expect
@@ -78,7 +79,7 @@ def build_plans(run: Run, results: StageResults) -> Built:
     del results["saturate"], results["candidates"], results["orchestrate"]  # unused candidates may need much memory
     model = model_record(run.model) if isinstance(run.model, str | Path) else ModelRecord()
     model = model.with_defaults(results["frontend"].defaults)
-    model = replace(model, limits=_limits(results["frontend"], is_ranged=run.masked is not None))
+    model = replace(model, limits=_limits(run, results["frontend"]))
     ranges = run.masked.plan if run.masked is not None else None
     make_any = partial(maker, graph, meter, options, model=model, certificate=certificate)
     schedule = ledger.recorded_choice("schedule") or run.schedule
@@ -116,10 +117,10 @@ def build_plans(run: Run, results: StageResults) -> Built:
     return Built(executable, sized)
 
 
-def _limits(model: OperatorGraph, *, is_ranged: bool) -> dict[str, tuple[int, int]]:
+def _limits(run: Run, model: OperatorGraph) -> dict[str, tuple[int, int]]:
     """Return the limits of indices; of a plan for a range, those into constants that are the same for all sizes."""
-    unsure = {name for name in model.types if name not in model.constants} | model.sized if is_ranged else ()
-    return index_limits(model, unsure)
+    unsure = {name for name in model.types if name not in model.constants} | model.sized if run.masked else ()
+    return index_limits(model, unsure, is_module=isinstance(run.model, HeldModel))
 
 
 def _fresh_times(run: Run, validation: Validation, end: Deadline) -> RunTimes | None:
