@@ -12,7 +12,7 @@ What a graph writes to its inputs is computed as further results, and written af
 an input is made from the input.
 
 A graph runs in PyTorch if Korch can't run it, or can't reproduce its effects: gradients, random
-numbers, and results that share memory. A `KorchFallbackWarning` then says so, once.
+numbers, and results that share memory. A `KorchFallbackWarning` then says so, once; `FALLBACKS` counts all such calls.
 
 PyTorch cuts programs at nn.RNN, nn.LSTM and nn.GRU and runs them itself, without a word. So loading this module sets
 `torch._dynamo.config.allow_rnn`, which PyTorch offers to no backend alone.
@@ -24,6 +24,7 @@ import logging
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -81,6 +82,10 @@ SAID: set[str] = set()
 """The warnings so far: PyTorch compiles a graph repeatedly, and each warning is issued once."""
 
 
+FALLBACKS: Counter[str] = Counter()
+"""The number of calls of graphs that ran in PyTorch, by the reason; a filter may hide warnings, but none of these."""
+
+
 class KorchFallbackWarning(UserWarning):
     """A graph runs in PyTorch; the text says why."""
 
@@ -120,8 +125,7 @@ def korch(
         )
     _fix_floats(graph)
     compiled = CompiledGraph(graph, record, limits)
-    if reason := _why_not(example_inputs) or compiled.aliases.reason:
-        compiled.give_up(reason)
+    compiled.reason = _why_not(example_inputs) or compiled.aliases.reason
     return compiled
 
 
@@ -180,7 +184,7 @@ class CompiledGraph:
         self._written: frozenset[int] | None = None  # the inputs that it writes to; None before its first call
         self._numbers = numbers_of(graph)
         self._given = self._numbers  # the numbers that are passed as tensors
-        self._plans: dict[Any, _Plan | None] = {}
+        self._plans: dict[Any, _Plan | str] = {}  # or why there is none
         self._ranges: list[_Plan] = []
         self._seen: list[list[Any]] = []  # the shapes of the calls for which ranges were searched
         self._has_range = True
@@ -189,39 +193,43 @@ class CompiledGraph:
 
     def __call__(self, *args: Any) -> Any:
         """Run the graph."""
-        if self.reason:
-            return self._graph(*args)
-        plan = self._plan(args)
-        if plan is None:
-            return self._graph(*args)
+        if not self.reason and self._leaves_nothing(args):
+            return self._graph(*args)  # views of inputs, numbers, or nothing
+        plan = self.reason or self._plan(args)
+        if isinstance(plan, str):
+            return self._in_torch(plan, args)
         if self._written and shares_memory(args, self._written):
-            self._say("an input that it writes to shares memory with another input")
-            return self._graph(*args)
+            return self._in_torch("an input that it writes to shares memory with another input", args)
         if not plan.is_fresh(args):
-            self._say(
-                "a parameter or buffer was changed or replaced after it was compiled; "
-                "torch.compiler.reset() compiles anew"
-            )
-            return self._graph(*args)
+            reason = "a parameter or buffer was changed or replaced after it was compiled"
+            return self._in_torch(f"{reason}; torch.compiler.reset() compiles anew", args)
         try:
             found = plan.run(args, self._static)
         except (InputError, ProviderError) as error:  # such as an index out of range; nothing has been written
-            self._say(_reason(error))
-            return self._graph(*args)
+            return self._in_torch(_reason(error), args)
         return self.aliases.joined(found, args)
+
+    def _leaves_nothing(self, args: Sequence[Any]) -> bool:
+        """Return whether the graph has neither a tensor to compute nor an input to write to."""
+        if self._written is None:
+            with self._lock:
+                self._written = written_inputs(self._graph, args)
+                self._static = [static and i not in self._written for i, static in enumerate(self._static)]
+        return not self._written and self.aliases.is_whole
+
+    def _in_torch(self, reason: str, args: Sequence[Any]) -> Any:
+        """Run a call in PyTorch, and say why; not while PyTorch compiles, when a warning may be hidden."""
+        FALLBACKS[reason] += 1
+        self._warn(f"runs in PyTorch, not in Korch: {reason}", KorchFallbackWarning)
+        return self._graph(*args)
 
     @property
     def plans(self) -> list[ModuleExecutable]:
         """The executables so far: those for ranges of sizes, and those for one set of shapes."""
-        return [plan.executable for plan in (*self._ranges, *self._plans.values()) if plan is not None]
+        return [plan.executable for plan in (*self._ranges, *self._plans.values()) if isinstance(plan, _Plan)]
 
-    def give_up(self, reason: str) -> None:
-        """Run the whole graph in PyTorch from now on, and say why."""
-        self.reason = reason
-        self._say(reason)
-
-    def _plan(self, args: Sequence[Any]) -> _Plan | None:
-        """Return the plan for a call; None if the call runs in PyTorch."""
+    def _plan(self, args: Sequence[Any]) -> _Plan | str:
+        """Return the plan for a call, or why it runs in PyTorch."""
         if (plan := self._ranged(args)) is not None or (key := self._key(args)) in self._plans:
             return plan or self._plans[key]
         with self._lock:
@@ -239,9 +247,6 @@ class CompiledGraph:
 
     def _search(self, args: Sequence[Any]) -> None:
         """Search a plan for a call: for ranges of sizes if possible, else for its shapes."""
-        if self._written is None:
-            self._written = written_inputs(self._graph, args)
-            self._static = [static and i not in self._written for i, static in enumerate(self._static)]
         begun_s, budget_s = time.monotonic(), self._options.budget_s
         deadline = Deadline.after(budget_s, begun_s)
         with shown(None, budget_s) as progress:
@@ -251,8 +256,7 @@ class CompiledGraph:
             if plan is not None:
                 self._ranges.append(plan)
             else:
-                plan = self._for_shapes(args, progress, deadline)
-                self._plans[self._key(args)] = plan
+                self._plans[self._key(args)] = self._for_shapes(args, progress, deadline)
         self._spent_s += time.monotonic() - begun_s
 
     def _made(self, make: Make[ModuleExecutable], progress: Progress, deadline: Deadline) -> ModuleExecutable:
@@ -297,21 +301,19 @@ class CompiledGraph:
             self._warn(f"gets a plan for each shape: {reason}", KorchShapesWarning)
         return None
 
-    def _for_shapes(self, args: Sequence[Any], progress: Progress, deadline: Deadline) -> _Plan | None:
-        """Return a plan for inputs with these shapes; None if they run in PyTorch."""
+    def _for_shapes(self, args: Sequence[Any], progress: Progress, deadline: Deadline) -> _Plan | str:
+        """Return a plan for inputs with these shapes, or why they run in PyTorch."""
         if len(self._plans) >= self._limits.shapes:
-            self._say(
+            return (
                 f"it was called with more than {self._limits.shapes} different shapes; "
                 "the option max_shapes allows more"
             )
-            return None
         budget_s = self._options.budget_s or 0.0
         if self._spent_s > MOST_BUDGETS * budget_s:
-            self._say(
+            return (
                 f"the searches for its shapes have taken {MOST_BUDGETS} times the budget of {budget_s:g} s; "
                 "a larger budget allows more"
             )
-            return None
         weights = self._weights(args)
         while True:
             try:
@@ -329,12 +331,8 @@ class CompiledGraph:
                 raise
             except KorchError as error:
                 if not self._given:
-                    self._say(_reason(error))
-                    return None
+                    return _reason(error)
                 self._given = frozenset()  # a number may be the size of a tensor in the graph
-
-    def _say(self, reason: str) -> None:
-        self._warn(f"runs in PyTorch, not in Korch: {reason}", KorchFallbackWarning)
 
     def _warn(self, what: str, kind: type[UserWarning]) -> None:
         count = sum(node.op.startswith("call") for node in self._graph.graph.nodes)

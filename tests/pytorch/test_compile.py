@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import warnings
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ def fresh() -> Iterator[None]:
     """Compile anew, and say each reason again."""
     torch.compiler.reset()
     torch_backend.SAID.clear()
+    torch_backend.FALLBACKS.clear()
     torch.manual_seed(0)
     yield
 
@@ -316,9 +318,38 @@ def test_inputs_that_share_memory_are_written_in_pytorch(made: list[Any], quick:
         assert [("shares memory with another input" in str(w.message)) for w in said] == [True] * is_shared
 
 
-def halves(x: Any) -> Any:
+def parts(x: Any) -> Any:
     y = x * 2
-    return y, y[1:]
+    return y[1:], y.t(), x + 1, y[:, ::2]
+
+
+def test_results_that_share_memory_share_it(made: list[Any], quick: dict[str, Any]) -> None:
+    """The tensor whose parts they are is no result; the results are views of it, in PyTorch's order of elements."""
+    compiled, x = torch.compile(parts, backend="korch", options=quick), torch.randn(3, 3)
+    same(compiled, parts, x)
+    found, right = compiled(x), parts(x)
+    assert [r.stride() for r in found] == [r.stride() for r in right]
+    for results in (found, right):
+        results[0].zero_()
+    torch.testing.assert_close(found, right)
+    assert all(graph.plans for graph in made)
+
+
+def part(x: Any) -> Any:
+    torch.empty(2)
+    return x[1:], x.shape[0], None
+
+
+def test_a_graph_that_computes_no_tensor_has_no_plan(made: list[Any], quick: dict[str, Any]) -> None:
+    compiled, x = torch.compile(part, backend="korch", options=quick), torch.randn(3, 3)
+    same(compiled, part, x)
+    assert compiled(x)[0].data_ptr() == x[1:].data_ptr()
+    assert not any(graph.plans for graph in made)
+
+
+def bits(x: Any) -> Any:
+    y = x * 2
+    return y, y.view(torch.int32)
 
 
 def random(x: Any) -> Any:
@@ -332,7 +363,7 @@ def eigenvalues(x: Any) -> Any:
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (halves, "two results share memory"),
+        (bits, r"its results \[0, 1\] share memory"),
         (random, "draws random numbers"),
         (eigenvalues, "PyTorch has no translation of the operator"),
     ],
@@ -349,7 +380,8 @@ def test_what_korch_could_not_do_alike_runs_in_pytorch(
     assert not any(graph.plans for graph in made)
     with warnings.catch_warnings():
         warnings.simplefilter("error", KorchFallbackWarning)
-        compiled(torch.ones(3, 3))  # it was said once
+        compiled(torch.ones(3, 3))  # it was said once, and counted twice
+    assert [n for text, n in torch_backend.FALLBACKS.items() if re.search(reason, text)] == [2]
 
 
 def test_gradients_flow_through_pytorch(quick: dict[str, Any]) -> None:

@@ -1,12 +1,14 @@
-"""Results of a graph of torch.compile that are made from its inputs without a kernel.
+"""Results of a graph of torch.compile that are made without a kernel, from its inputs or its other results.
 
-An input, or a view of one, shares its memory with it. A number is computed from sizes and other numbers.
+An input, or a view of one, shares its memory with it. Results that share memory are views of one tensor, which is
+computed. A number is computed from sizes and other numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -14,30 +16,43 @@ import torch
 from korch.frontend.torch.effects import span_of, storage_of
 from korch.frontend.torch.graph import inputs_of
 
+_View = tuple[int, tuple[Any, Any, int] | None]
+
 
 @dataclass(frozen=True, eq=False)
 class Aliases:
-    """Results that are views of inputs, or numbers.
+    """Results that are views, or numbers.
 
     Attributes:
-        graph: the graph without these results.
+        graph: the graph without these results; `hidden` tensors are its last results.
         views: by place in the result, the position of an input, and the sizes, the steps and the offset of the view
             from the input's first element; None for the input itself.
+        shared: the same of a hidden tensor instead of an input.
+        hidden: the number of tensors of which results are views.
         numbers: by place in the result, a formula of integers.
         symbols: by symbol in a formula, the position of an input, and an axis of it; None if the input is the number.
         reason: why the results can't be made; "" if they can.
     """
 
     graph: Any
-    views: Mapping[int, tuple[int, tuple[Any, Any, int] | None]]
+    views: Mapping[int, _View] = field(default_factory=dict)
+    shared: Mapping[int, _View] = field(default_factory=dict)
+    hidden: int = 0
     numbers: Mapping[int, Any] = field(default_factory=dict)
     symbols: Mapping[Any, tuple[int, int | None]] = field(default_factory=dict)
     reason: str = ""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether no tensor is left to compute."""
+        return not any(isinstance(node, torch.fx.Node) for node in _results(self.graph))
+
     def joined(self, found: Sequence[Any], args: Sequence[Any]) -> Sequence[Any]:
         """Return the result of the whole graph, from that of `graph` and the inputs."""
-        made = {k: self._view(k, args) for k in self.views} | self._numbers(args)
-        rest, count = iter(found), len(found) + len(made)
+        whole, bases = found[: len(found) - self.hidden], found[len(found) - self.hidden :]
+        made: dict[int, Any] = {k: _view_of(view, args) for k, view in self.views.items()}
+        made |= {k: _view_of(view, bases) for k, view in self.shared.items()} | self._numbers(args)
+        rest, count = iter(whole), len(whole) + len(made)
         return tuple(made[k] if k in made else next(rest) for k in range(count)) if made else found
 
     def _numbers(self, args: Sequence[Any]) -> dict[int, int]:
@@ -46,32 +61,33 @@ class Aliases:
         values = {s: args[i] if axis is None else args[i].shape[axis] for s, (i, axis) in self.symbols.items()}
         return {k: int(formula.xreplace(values)) for k, formula in self.numbers.items()}
 
-    def _view(self, place: int, args: Sequence[Any]) -> Any:
-        i, view = self.views[place]
-        if view is None:
-            return args[i]
-        shape, steps, offset = view
-        return args[i].as_strided(shape, steps, args[i].storage_offset() + offset)
+
+def _view_of(view: _View, tensors: Sequence[Any]) -> Any:
+    place, geometry = view
+    if geometry is None:
+        return tensors[place]
+    shape, steps, offset = geometry
+    return tensors[place].as_strided(shape, steps, tensors[place].storage_offset() + offset)
 
 
 def aliases_of(graph: Any) -> Aliases:
-    """Return the results of a graph that are views of inputs."""
+    """Return the results of a graph that are views of inputs or of each other, or numbers."""
     nodes = inputs_of(graph)
     given = {storage_of(value): i for i, node in enumerate(nodes) if (value := _tensor(node)) is not None}
-    (output,) = (node for node in graph.graph.nodes if node.op == "output")
-    views: dict[int, tuple[int, tuple[Any, Any, int] | None]] = {}
-    seen: list[tuple[int, int, int]] = []
+    results = _results(graph)
+    views: dict[int, _View] = {}
+    seen: dict[int, list[int]] = {}  # by memory, the places of results in it
     numbers, symbols = dict[int, Any](), _symbols(nodes)
-    for k, node in enumerate(output.args[0] if isinstance(output.args[0], tuple | list) else ()):
+    for k, node in enumerate(results):
         value = _tensor(node)
         if value is None:
             number = node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
             if isinstance(number, torch.SymInt):
                 numbers[k] = number.node.expr
                 if not number.node.expr.free_symbols <= symbols.keys():
-                    return Aliases(graph, {}, reason="it returns a number that is not computed from sizes")
+                    return Aliases(graph, reason=f"its result {k} is a number that is not computed from sizes")
             continue
-        storage, (start, stop) = storage_of(value), span_of(value)
+        storage = storage_of(value)
         if storage in given:
             i = given[storage]
             (shape, steps, offset), own = _geometry(value), _geometry(_tensor(nodes[i]))
@@ -80,13 +96,49 @@ def aliases_of(graph: Any) -> Aliases:
             elif all(type(n) is int for n in (*shape, *steps, offset, own[2])):
                 views[k] = i, (shape, steps, offset - own[2])
             else:
-                return Aliases(graph, {}, reason="a result shares memory with an input of several sizes")
-        elif any(storage == s and start < end and begin < stop for s, begin, end in seen):
-            return Aliases(graph, {}, reason="two results share memory")
-        seen.append((storage, start, stop))
+                return Aliases(graph, reason=f"its result {k} shares memory with an input of several sizes")
+        else:
+            seen.setdefault(storage, []).append(k)
+    shared, bases = dict[int, _View](), list[Any]()
+    for places in seen.values():
+        values = {k: _tensor(results[k]) for k in places}
+        if not _overlap([span_of(value) for value in values.values()]):
+            continue
+        if (base := _base(graph, list(values.values()))) is None:
+            return Aliases(graph, reason=f"its results {places} share memory, and no tensor of one size contains them")
+        for k, value in values.items():
+            shape, steps, offset = _geometry(value)
+            shared[k] = len(bases), (shape, steps, offset - _tensor(base).storage_offset())
+        bases.append(base)
     used = {symbol for formula in numbers.values() for symbol in formula.free_symbols}
     symbols = {symbol: place for symbol, place in symbols.items() if symbol in used}
-    return Aliases(_without(graph, {*views, *numbers}) if views or numbers else graph, views, numbers, symbols)
+    if made := {*views, *shared, *numbers}:
+        graph = _without(graph, made, bases)
+    return Aliases(graph, views, shared, len(bases), numbers, symbols)
+
+
+def _overlap(spans: Sequence[tuple[int, int]]) -> bool:
+    """Return whether two ranges of bytes have a byte in common."""
+    return any(start < stop for (_, stop), (start, _) in pairwise(sorted(spans)))
+
+
+def _base(graph: Any, values: Sequence[Any]) -> Any:
+    """Return the first node whose tensor is contiguous and contains tensors of the same memory; None without one."""
+    spans = list(map(span_of, values))
+    for node in graph.graph.nodes:
+        tensor = _tensor(node)
+        if (
+            tensor is None
+            or storage_of(tensor) != storage_of(values[0])
+            or any(v.dtype != tensor.dtype for v in values)
+        ):
+            continue
+        if not all(type(n) is int for v in (tensor, *values) for n in (*v.shape, *v.stride(), v.storage_offset())):
+            return None
+        start, stop = span_of(tensor)
+        if tensor.is_contiguous() and all(start <= begin and end <= stop for begin, end in spans):
+            return node
+    return None
 
 
 def _symbols(nodes: Sequence[Any]) -> dict[Any, tuple[int, int | None]]:
@@ -101,12 +153,18 @@ def _symbols(nodes: Sequence[Any]) -> dict[Any, tuple[int, int | None]]:
     return found
 
 
-def _without(graph: Any, places: Set[int]) -> Any:
-    """Return a graph without some places of its result."""
-    nodes = torch.fx.Graph()
-    found = nodes.graph_copy(graph.graph, {})
-    nodes.output(tuple(node for k, node in enumerate(found) if k not in places))
+def _without(graph: Any, places: Set[int], more: Sequence[Any]) -> Any:
+    """Return a graph without some places of its result, and with more nodes as its last results."""
+    nodes, copies = torch.fx.Graph(), dict[Any, Any]()
+    found = nodes.graph_copy(graph.graph, copies)
+    nodes.output((*(node for k, node in enumerate(found) if k not in places), *(copies[node] for node in more)))
     return torch.fx.GraphModule(graph, nodes)
+
+
+def _results(graph: Any) -> Sequence[Any]:
+    """Return the nodes that a graph of torch.compile returns."""
+    (output,) = (node for node in graph.graph.nodes if node.op == "output")
+    return output.args[0] if isinstance(output.args[0], tuple | list) else output.args
 
 
 def _tensor(node: Any) -> Any:
