@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 from typing import Any
 
 
@@ -21,6 +22,7 @@ class Judge:
         verdicts: what each verdict means.
         limit_s: the longest time for an item.
         life: the number of items after which a process is replaced.
+        time: returns the milliseconds of a call of an item by engine; None if the judge compares no times.
     """
 
     items: Callable[[], list[str]]
@@ -28,16 +30,25 @@ class Judge:
     verdicts: dict[str, str]
     limit_s: float
     life: int = 100
+    time: Callable[[str], dict[str, float]] | None = None
 
 
 def table(rows: Sequence[dict[str, Any]], verdicts: Sequence[str]) -> str:
-    """Return how many calls of each kind have each verdict."""
+    """Return how many calls of each kind have each verdict, and the geometric means of times relative to Korch's."""
     sums: dict[str, dict[str, int]] = {}
+    ratios: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         for kind, counts in row["counts"].items():
             of_kind = sums.setdefault(kind, dict.fromkeys(verdicts, 0))
             for verdict, count in counts.items():
                 of_kind[verdict] += count
-    lines = [f"| | {' | '.join(verdicts)} |", f"| --- |{' ---: |' * len(verdicts)}"]
-    lines += [f"| {kind} | {' | '.join(str(n) for n in counts.values())} |" for kind, counts in sums.items()]
+            for engine, time_ms in row.get("times_ms", {}).items():
+                if engine != "korch":
+                    found = ratios.setdefault(engine, {}).setdefault(kind, [])
+                    found.append(time_ms / row["times_ms"]["korch"])
+    heads = [*verdicts, *(f"{engine} / Korch" for engine in ratios)]
+    lines = [f"| | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
+    for kind, counts in sums.items():
+        means = [f"{geometric_mean(own[kind]):.2f}" if kind in own else "" for own in ratios.values()]
+        lines.append(f"| {kind} | {' | '.join([*map(str, counts.values()), *means])} |")
     return "\n".join(lines)

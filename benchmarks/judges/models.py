@@ -1,0 +1,183 @@
+"""The models of PyTorch's benchmark runners through torch.compile: timm, torchvision and transformers.
+
+Each is called with two inputs, in eager mode and compiled. A result is right if it is within the tolerance of
+`docs/numerics.md`: 1e-3 of the largest element from eager mode, or at most twice eager mode's error against float64.
+The packages timm and torchvision are in no extra, because their versions follow PyTorch's.
+"""
+
+from __future__ import annotations
+
+import copy
+import resource
+import shutil
+import statistics
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch._dynamo.utils import counters
+from torch.utils import _pytree as pytree
+
+from benchmarks.judges import Judge
+from benchmarks.judges.lists import Listed, build, items
+from korch import torch_backend
+from korch.frontend.torch.ties import FirstOfEqual
+from korch.numerics import FACTOR, TOLERANCE, difference
+
+OPTIONS = {"budget": 4, "background": False, "threads": 1}
+"""How a graph is optimized to be judged."""
+
+TIMED = {"budget": 20, "background": False, "threads": 2}
+"""How a graph is optimized to be timed."""
+
+TIMED_S = 10.0
+"""How long the calls of all engines are timed."""
+
+MEMORY = 14 << 30
+"""The most address space of a process, in bytes."""
+
+VERDICTS = {
+    "right": "the results of eager mode, computed without PyTorch",
+    "partly": "the results of eager mode; some calls of graphs run in PyTorch",
+    "noticed": "the same, because what was exported or built computes something else",
+    "wrong": "other results",
+    "timeout": "no end within the limit",
+    "crash": "an error",
+    "none": "PyTorch itself fails, or a package is missing",
+}
+
+
+def _called(model: Any, given: dict[str, Any]) -> list[Any]:
+    """Return the tensors and numbers that a model returns."""
+    rest = {key: value for key, value in given.items() if key != "args"}
+    with torch.no_grad():
+        found = model(*given.get("args", ()), **rest)
+    return [leaf for leaf in pytree.tree_leaves(_plain(found)) if isinstance(leaf, torch.Tensor | float | int)]
+
+
+def _plain(value: Any) -> Any:
+    """Return a result in lists; the caches of transformers are no containers for PyTorch."""
+    if hasattr(value, "to_legacy_cache") or hasattr(value, "layers"):
+        return [[vars(layer)] for layer in getattr(value, "layers", [])]
+    if isinstance(value, dict):
+        return [_plain(value[key]) for key in value]
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return [vars(value)] if hasattr(value, "conv_states") else value
+
+
+def wrong(found: Sequence[Any], own: Sequence[Any], exact: Callable[[], Sequence[Any]]) -> str:
+    """Return how results differ from eager mode's by more than the tolerance; "" if they don't.
+
+    `own`: eager mode's results. `exact`: returns those in float64.
+    """
+    if len(found) != len(own):
+        return f"{len(found)} results instead of {len(own)}"
+    for i, (a, b) in enumerate(zip(map(_array, found), map(_array, own), strict=True)):
+        if (a.dtype, a.shape) != (b.dtype, b.shape):
+            return f"result {i} is {a.dtype}{list(a.shape)} instead of {b.dtype}{list(b.shape)}"
+        off = difference(a, b).of_largest
+        if off == 0 or (a.dtype.kind == "f" and off <= TOLERANCE):
+            continue
+        e = _array(exact()[i])
+        error, mine = difference(a, e, b), difference(b, e, b)
+        if error.of_largest <= TOLERANCE or (
+            error.of_largest <= FACTOR * mine.of_largest < np.inf and error.rms <= FACTOR * mine.rms
+        ):
+            continue
+        return f"result {i} is off by {off:.2e}; from float64 by {error.of_largest:.2e}, eager {mine.of_largest:.2e}"
+    return ""
+
+
+def _array(leaf: Any) -> Any:
+    return np.asarray(
+        leaf.detach().float() if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.bfloat16 else leaf
+    )
+
+
+def _in_float64(listed: Listed, given: dict[str, Any]) -> list[Any]:
+    model = copy.deepcopy(listed.module).double()
+    wide = pytree.tree_map_only(torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, given)
+    torch.set_default_dtype(torch.float64)  # tables that a model computes
+    try:
+        return _called(model, wide)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def _run(item: str) -> dict[str, Any]:
+    library = item.partition("/")[0]
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    torch.set_num_threads(1)
+    facts: dict[str, Any] = {}
+    verdict, text = _judge(item, facts)
+    return {
+        "item": item,
+        "counts": {library: {verdict: 1}},
+        "texts": [f"{verdict}: {text}", *torch_backend.FALLBACKS],
+    } | facts
+
+
+def _judge(item: str, facts: dict[str, Any]) -> tuple[str, str]:
+    """Return the verdict on a model, and a message; add what was found to `facts`."""
+    try:
+        listed = build(item)
+        calls = [listed.inputs(seed) for seed in (1, 2)]
+        with FirstOfEqual():
+            own = [_called(listed.module, given) for given in calls]
+    except Exception as error:  # noqa: BLE001 - foreign code, whose errors have no base
+        return "none", f"{type(error).__name__}: {error}"[:300]
+    facts["cut"] = listed.cut
+    facts["parameters"] = sum(p.numel() for p in listed.module.parameters())
+    compiled, begun_s = torch.compile(listed.module, backend="korch", options=OPTIONS), time.monotonic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            found = [_called(compiled, given) for given in calls]
+        except Exception as error:  # noqa: BLE001 - a crash, which is what is looked for
+            where = [
+                f"{f.filename.rpartition('/')[2]}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)[-6:]
+            ]
+            return "crash", f"{type(error).__name__}: {error} {where}"[:800]
+    facts |= {
+        "seconds": round(time.monotonic() - begun_s, 1),
+        "graphs": counters["stats"]["unique_graphs"],
+        "breaks": sum(counters["graph_break"].values()),
+        "break_reasons": [reason[:200] for reason in counters["graph_break"]],
+        "fallbacks": dict(torch_backend.FALLBACKS),
+    }
+    for mine, right, given in zip(found, own, calls, strict=True):
+        if text := wrong(mine, right, lambda given=given: _in_float64(listed, given)):
+            return "wrong", text
+    reasons = " ".join(torch_backend.FALLBACKS)
+    is_noticed = "computes something else" in reasons or "something else than it computes" in reasons
+    verdict = "noticed" if is_noticed else "partly" if reasons or not facts["graphs"] else "right"
+    return verdict, f"{facts['graphs']} graphs, {facts['breaks']} breaks, {facts['seconds']} s"
+
+
+def _time(item: str) -> dict[str, float]:
+    """Return the median time of a call in milliseconds, by engine; the calls of the engines alternate."""
+    torch.set_num_threads(TIMED["threads"])
+    listed = build(item)
+    given, frozen = listed.inputs(1), {"freezing": True}
+    engines = {
+        "eager": listed.module,
+        "korch": torch.compile(listed.module, backend="korch", options=TIMED),
+        "inductor": torch.compile(listed.module, dynamic=False, options=frozen) if shutil.which("g++") else None,
+    }
+    times: dict[str, list[float]] = {name: [] for name, engine in engines.items() if engine is not None}
+    for name in times:
+        _called(engines[name], given)
+    while sum(map(sum, times.values())) < TIMED_S:
+        for name, own in times.items():
+            begun_s = time.perf_counter()
+            _called(engines[name], given)
+            own.append(time.perf_counter() - begun_s)
+    return {name: round(1e3 * statistics.median(own), 3) for name, own in times.items()}
+
+
+JUDGE = Judge(items, _run, VERDICTS, limit_s=600, life=1, time=_time)

@@ -1,0 +1,30 @@
+"""The judge of listed models: what counts as right, and its table."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from benchmarks.judges import models, table  # noqa: E402
+
+
+def test_results_are_compared_with_eager_mode_and_with_float64() -> None:
+    own, off = torch.tensor([1.0, 1e-4]), torch.tensor([1.01, 1e-4])
+    never = lambda: pytest.fail("float64 is computed only where it is needed")  # noqa: E731
+    assert not models.wrong([own + 1e-5, 3], [own, 3], never)
+    assert "2 results instead of 1" in models.wrong([own, own], [own], never)
+    assert "instead of float32[2]" in models.wrong([own[:1]], [own], never)
+    assert "off by 1.00e-02; from float64" in models.wrong([off], [own], lambda: [own.double()])
+    assert not models.wrong([off], [own], lambda: [off.double() + 0.009])  # eager mode itself is further away
+    assert models.wrong([torch.tensor([1, 2])], [torch.tensor([1, 3])], lambda: [torch.tensor([1, 3])])
+
+
+def test_times_are_relative_to_korch() -> None:
+    times = ({"eager": 4.0, "korch": 2.0}, {"eager": 1.0, "korch": 2.0}, {})
+    rows = [{"item": "a", "counts": {"timm": {"right": 1}}, "times_ms": t} for t in times]
+    assert table(rows, ["right", "wrong"]).splitlines() == [
+        "| | right | wrong | eager / Korch |",
+        "| --- | ---: | ---: | ---: |",
+        "| timm | 3 | 0 | 1.00 |",
+    ]
