@@ -8,9 +8,13 @@ import pytest
 
 from korch.errors import UnsupportedError
 from korch.ranges.binding import dimensions_of
+from korch.validation.standard import has_opaque
 from tests.ranges.range_models import Shapes, masked_model, model_of, models_in, shapes_of, worst_error
 
 EXACT = 1e-9
+
+OPAQUE = 1e-6
+"""The largest difference of a model with an operator that a library computes in float32, in several threads."""
 
 RANGES: dict[str, Shapes] = {
     "n": {"n": (range(4, 41),)},
@@ -297,4 +301,5 @@ def test_an_operator_along_free_axes(name: str) -> None:
             masked_model(source, shapes)
         return
     whole = masked_model(source, shapes)
-    assert max(worst_error(source, shapes, whole, sizes) for sizes in sizes_of(shapes)) < EXACT
+    limit = OPAQUE if has_opaque(whole.graph) else EXACT
+    assert max(worst_error(source, shapes, whole, sizes) for sizes in sizes_of(shapes)) < limit
