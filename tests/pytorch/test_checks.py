@@ -171,3 +171,13 @@ def test_an_lstm_with_a_projection_takes_a_state() -> None:
     state = torch.randn(1, 2, 2), torch.randn(1, 2, 4)
     with torch.no_grad():
         assert difference(exported_results(module, (x, state)), module(x, state)) == ""
+
+
+def test_sizes_may_follow_from_elements() -> None:
+    x, ends = torch.arange(14.0).reshape(7, 2), torch.tensor([2, 5])
+    executable = korch.optimize(
+        Function(torch.tensor_split).eval(), (x, ends), measure=False, threads=1, progress=False
+    )
+    for own in (ends, torch.tensor([1, 3])):
+        pairs = zip(executable(x, own), torch.tensor_split(x, own), strict=True)
+        assert all(torch.equal(found, wanted) for found, wanted in pairs)

@@ -154,9 +154,10 @@ def _use(start: Any, given: Any, known: Mapping[Any, int]) -> InputUse:
                 continue
             is_mask &= user.target is aten.add.Tensor and any("softmax" in str(u.target) for u in user.users)
             tensors = [n.meta["val"] for n in user.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
-            sizes |= {
-                int(n.node.expr.xreplace(known)) if isinstance(n, torch.SymInt) else n for t in tensors for n in t.shape
-            }
+            found = (
+                n.node.expr.xreplace(known) if isinstance(n, torch.SymInt) else n for t in tensors for n in t.shape
+            )
+            sizes |= {int(n) for n in found if not getattr(n, "free_symbols", ())}  # others follow from elements
             defaults = [a.default_value for a in getattr(getattr(user.target, "_schema", None), "arguments", ())]
             negatives |= {a for a in (*user.args, *defaults) if type(a) is int and a < 0}
     is_mask |= given.is_floating_point() and bool((given <= LOW).any())
