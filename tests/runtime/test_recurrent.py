@@ -117,3 +117,23 @@ def test_names_that_leave_it_open_are_refused(cache_folder, names, message) -> N
     found = korch.optimize(model, cache_folder=cache_folder, measure=False, threads=1)
     with pytest.raises(InputError, match=message):
         found.session()
+
+
+def test_rows_of_a_state_are_written_in_its_memory(cache_folder) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 18]>
+    g (float[1, 3] x, int64[1, 1] at, float[300, 3] past_key) => (float[3] y, float[300, 3] present_key)
+    <int64[1] axes = {0}> {
+        present_key = ScatterND(past_key, at, x)
+        y = ReduceSum <keepdims = 0> (present_key, axes)
+    }"""
+    found = korch.optimize(onnx.parser.parse_model(text), cache_folder=cache_folder, measure=False, threads=1)
+    session, x = found.session(), np.ones((1, 3), np.float32)
+    memory = session._states["past_key"]
+    for n in range(3):
+        assert session.run(x, np.array([[n]]))[0].tolist() == [n + 1.0] * 3
+    assert session._states["past_key"] is memory and memory[:3].all()
+    branch = session.fork()
+    assert branch.run(x, np.array([[7]]))[0].tolist() == [4.0] * 3
+    assert session.run(x, np.array([[2]]))[0].tolist() == [3.0] * 3
+    session.assign({"past_key": np.zeros((300, 3), np.float32)})
+    assert session.run(x, np.array([[-1]]))[0].tolist() == [1.0] * 3

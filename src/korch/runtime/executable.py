@@ -98,6 +98,15 @@ class Executable(PlanExecutable):
         self._handle.run(_addresses(inputs), _addresses(outputs))
         return outputs
 
+    @property
+    def in_place(self) -> Sequence[tuple[int, ...]]:
+        """The outputs that may lie in the memory of an input, with this input."""
+        return self.plan.in_place
+
+    def run_into(self, feeds: Mapping[str, Any], into: Mapping[int, Array]) -> Sequence[Array]:
+        """Return all outputs; `into` has the memory of some of `in_place`, that of their inputs."""
+        return self.compute(self._fed(feeds, self._known_names[0]), into)
+
     def bind(self, *arrays: Any) -> Callable[[], tuple[Array, ...]]:
         """Prepare runs that read the same arrays and write the same outputs, like ONNX Runtime's `IOBinding`.
 

@@ -1,7 +1,8 @@
 """Sessions of models whose states keep their shape: each run replaces them, as the hidden states of a recurrent model.
 
 A state is an input that an output of the same shape and element type replaces in the next run: h and h_out, or
-past_conv.0 and present_conv.0. No elements are copied: the arrays that a run returns are the inputs of the next.
+past_conv.0 and present_conv.0. No elements are copied: the arrays that a run returns are the inputs of the next. If a
+plan only writes rows of a state, they are written in the state's memory.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 
 from korch.errors import InputError, quoted
 from korch.primitive.op import Array
+from korch.system.alignment import aligned_bytes
 
 if TYPE_CHECKING:
     from korch.runtime.runnable import Runnable, TensorInfo
@@ -53,7 +55,11 @@ class RecurrentSession:
         if len(set(self.pairs.values())) < len(self.pairs):
             raise InputError("an output is given for two states", "session", "one for each")
         self._types = {name: inputs[name] for name in self.pairs}
-        self._states = {name: np.zeros(info.shape, info.dtype) for name, info in self._types.items()}
+        self._states = {name: _copied(np.zeros(info.shape, info.dtype)) for name, info in self._types.items()}
+        places = {
+            (list(outputs).index(after), list(inputs).index(before)): before for before, after in self.pairs.items()
+        }
+        self._in_place = {pair[0]: places[pair] for pair in executable.in_place if pair in places}
         self._names = [name for name in inputs if name not in self.pairs]
 
     def run(self, *arrays: Any, **named: Any) -> tuple[Array, ...]:
@@ -68,6 +74,7 @@ class RecurrentSession:
 
         Raises:
             InputError: an array is missing or has another type or shape; the states are then unchanged.
+            ProviderError: a kernel failed; states of which rows are written in place may have new rows.
         """
         if arrays and (named or len(arrays) != len(self._names)):
             expected = f"{len(self._names)}: {quoted(self._names)}"
@@ -75,7 +82,8 @@ class RecurrentSession:
         if kept := [name for name in named if name in self.pairs]:
             raise InputError(f"{kept[0]!r} is a state", "session", "no array for it; `assign` sets it")
         given = dict(zip(self._names, arrays, strict=True)) if arrays else named
-        found = self.executable.run(None, {**given, **self._states})
+        into = {output: self._states[name] for output, name in self._in_place.items()}
+        found = self.executable.run_into({**given, **self._states}, into)
         results = dict(zip((info.name for info in self.executable.get_outputs()), found, strict=True))
         self._states = {before: results.pop(after) for before, after in self.pairs.items()}
         return tuple(results.values())
@@ -94,7 +102,7 @@ class RecurrentSession:
 
         if unknown := [name for name in states if name not in self.pairs]:
             raise InputError(f"there is no state {unknown[0]!r}", "session", quoted(self.pairs))
-        own = {name: ArrayType.of(self._types[name]).accept(array).copy() for name, array in states.items()}
+        own = {name: _copied(ArrayType.of(self._types[name]).accept(array)) for name, array in states.items()}
         self._states = {**self._states, **own}
 
     def reset(self) -> None:
@@ -104,7 +112,8 @@ class RecurrentSession:
     def fork(self) -> RecurrentSession:
         """Return another session with the same states; neither changes those of the other."""
         found = RecurrentSession(self.executable, self.pairs)
-        found._states = dict(self._states)
+        kept = self._in_place.values()
+        found._states = {name: _copied(state) if name in kept else state for name, state in self._states.items()}
         return found
 
 
@@ -127,6 +136,13 @@ def pairs_of(inputs: Mapping[str, TensorInfo], outputs: Mapping[str, TensorInfo]
         if doubtful := [name for name in side if side.count(name) > 1]:
             raise InputError(f"{doubtful[0]!r} is in several pairs of a state", "session", expected)
     return dict(found)
+
+
+def _copied(array: Array) -> Array:
+    """Return a copy in memory that is aligned like the outputs of a plan."""
+    found: Array = aligned_bytes(array.nbytes).view(array.dtype).reshape(array.shape)
+    found[...] = array
+    return found
 
 
 def _is_same(before: TensorInfo, after: TensorInfo) -> bool:

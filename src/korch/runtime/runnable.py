@@ -245,6 +245,15 @@ class Runnable(ABC):
         _check_feeds(feeds, names, self.defaults)
         return [feeds[name] if name in feeds else self.defaults[name] for name in names]
 
+    @property
+    def in_place(self) -> Sequence[tuple[int, ...]]:
+        """The outputs that may lie in the memory of an input, with this input."""
+        return ()
+
+    def run_into(self, feeds: Mapping[str, Any], into: Mapping[int, Array]) -> Sequence[Array]:
+        """Return all outputs; `into` has the memory of some of `in_place`, that of their inputs."""
+        return self.run(None, feeds)
+
     def complete(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """Return an array for each input; if only the inputs without a default are given, with the defaults.
 
