@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-FailureKind = Literal["refused", "raised", "not compiled", "not created", "failed", "crashed", "hung", "killed"]
+FailureKind = Literal["refused", "raised", "not compiled", "not created", "failed", "crashed", "hung", "killed", "late"]
 """The kinds of failures. "raised": the provider raised an error instead of building a kernel. "killed": the system
-ended the kernel's process or its compiler, most likely because memory ran out."""
+ended the kernel's process or its compiler, most likely because memory ran out. "late": no time was left to make it."""
 
 
 AGAIN = ", nor in an earlier session"
@@ -70,7 +70,7 @@ def is_lasting(record: Record) -> bool:
     a provider is to be reported by later searches too.
     """
     if isinstance(record, Failed):
-        return record.kind not in ("killed", "raised")
+        return record.kind not in ("killed", "raised", "late")
     return not record.is_disturbed
 
 

@@ -154,6 +154,16 @@ class Provider(Protocol[T_contra, K_co]):
         ...
 
 
+class Facts(Protocol):
+    """A store for what a provider found, such as the database."""
+
+    def fact(self, name: str) -> str | None:
+        """Return the text that is stored under a name, or None."""
+
+    def put_fact(self, name: str, value: str) -> None:
+        """Store a text under a name."""
+
+
 AnyProvider = Provider[Any, Any]
 """A provider for any kind of target."""
 

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Protocol
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout
@@ -21,7 +20,7 @@ from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.provider.content import content_version
 from korch.provider.generated import stream_bytes
-from korch.provider.provider import Kernel
+from korch.provider.provider import Facts, Kernel
 from korch.provider.tile_kernel import kernel_of
 from korch.report.units import time_text
 from korch.search.ledger import Ledger
@@ -42,17 +41,6 @@ from korch.superopt.sizes import CacheMachine
 from korch.system.deadline import Deadline
 from korch.target import Target
 from korch.tile.ir.growth import TextLimitError
-
-
-class Facts(Protocol):
-    """A store for results."""
-
-    def fact(self, name: str) -> str | None:
-        """Return the text that is stored under a name, or None."""
-
-    def put_fact(self, name: str, value: str) -> None:
-        """Store a text under a name."""
-
 
 Answer = Callable[[str, object, Callable[[], str]], str]
 """Returns the answer to a question of some kind: the result of a function, or, in a replay, the recorded answer."""
