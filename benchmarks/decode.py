@@ -1,14 +1,14 @@
 """Compares one step of language models with other engines, and with reading as many bytes, in interleaved runs.
 
     python -m benchmarks.decode [--models small] [--dtypes float32,int4] [--fills 128,1024] [--budget 120]
-                                [--sessions] [--prompts 128,512] [--tokens 512]
+                                [--sessions] [--prompts 128,512] [--tokens 512] [--state bfloat16]
                                 [--artifacts FOLDER] [--output benchmarks/results/decode.json]
 
 A step reads one token with a full cache of as many rows as the fill says, and returns the logits and the longer cache:
 the sizes are static. With `--sessions`, the cache may have any number of rows; Korch keeps it in a session, llama.cpp
-in its context, and the others take and return it. There, a prompt of as many tokens as `--prompts` says is read with an
-empty cache, too; all engines return the logits of its last token. `--tokens` compares greedy tokens with those of
-float64. Models have random weights (`benchmarks/models/decoder.py`).
+in its context, and the others take and return it; `--state` is the type in which Korch keeps it. There, a prompt of as
+many tokens as `--prompts` says is read with an empty cache, too; all engines return the logits of its last token.
+`--tokens` compares greedy tokens with those of float64. Models have random weights (`benchmarks/models/decoder.py`).
 llama.cpp runs a GGUF file with the same weights if llama-cpp-python and gguf are installed. Each engine has a process
 of its own. One more process adds up as many bytes of float32 as the weights and the cache have, on the same threads: a
 step can't be faster than its reads.
@@ -120,6 +120,7 @@ def main() -> int:
     parser.add_argument("--dtypes", default=",".join(DTYPES))
     parser.add_argument("--fills", default="128,1024,4096")
     parser.add_argument("--sessions", action="store_true", help="compare sessions, which keep the cache")
+    parser.add_argument("--state", default="float32", help="the type in which sessions keep states of float32")
     parser.add_argument("--tokens", type=int, default=0, help="compare as many tokens of a session with float64")
     parser.add_argument("--prompts", default="", help="numbers of tokens that sessions read first, like 128,512")
     args = parser.parse_args()
@@ -133,15 +134,16 @@ def main() -> int:
                 if args.sessions:
                     steps += [Step(name, dtype, 0, int(rows)) for rows in args.prompts.split(",") if rows]
                 for step in steps:
-                    run = measure_session if args.sessions else measure
+                    run = partial(measure_session, args.state) if args.sessions else measure
                     what = f"prompt of {step.rows}" if step.rows > 1 else str(step.past)
-                    key = f"{name} {dtype} {what}{' session' * args.sessions}"
+                    key = f"{name} {dtype} {what}{' session' * args.sessions}{_state_text(args.state)}"
                     rows[key] = row = run(step, folder, args.budget, args.rounds)
                     write_rows(args.output, rows)
                     print(f"{key}: {_text(row)}", flush=True)
                 if args.sessions and args.tokens:
-                    key = f"{name} {dtype} tokens"
-                    rows[key] = row = compare_tokens(Step(name, dtype, 0), folder, args.budget, args.tokens)
+                    key = f"{name} {dtype} tokens{_state_text(args.state)}"
+                    step = Step(name, dtype, 0)
+                    rows[key] = row = compare_tokens(args.state, step, folder, args.budget, args.tokens)
                     write_rows(args.output, rows)
                     print(f"{key}: {row}", flush=True)
     return 0
@@ -168,11 +170,12 @@ def measure(step: Step, folder: Path, budget_s: float, rounds: int) -> dict[str,
     return {"bytes": size, **_figures(found, size)}
 
 
-def measure_session(step: Step, folder: Path, budget_s: float, rounds: int) -> dict[str, Any]:
+def measure_session(state: str, step: Step, folder: Path, budget_s: float, rounds: int) -> dict[str, Any]:
     """Return the times of a step of a session, and of other engines whose cache may have any number of rows."""
-    artifact = _session_artifact(step, folder, budget_s)
-    path, gguf = artifact.with_suffix(".onnx"), artifact.with_suffix(".gguf")
-    runners = list(_runners(path))
+    artifact = _session_artifact(state, step, folder, budget_s)
+    path = folder / f"{step.name}-{step.dtype}.onnx"
+    gguf = path.with_suffix(".gguf")
+    runners = [RunnerSpec("korch", artifact), *list(_runners(path))[1:]]
     size = step.bytes_read(onnx.load(path))
     if step.rows == 1:
         runners.append(_reading(size, folder, budget_s))
@@ -184,25 +187,26 @@ def measure_session(step: Step, folder: Path, budget_s: float, rounds: int) -> d
     return {"bytes": size, **_figures(found, size)}
 
 
-def _session_artifact(step: Step, folder: Path, budget_s: float) -> Path:
+def _session_artifact(state: str, step: Step, folder: Path, budget_s: float) -> Path:
     """Return the artifact of a step's model, which is optimized if the folder has none."""
     path = folder / f"{step.name}-{step.dtype}.onnx"
-    artifact = path.with_suffix(".korch")
+    artifact = folder / f"{path.stem}{_state_text(state)}.korch"
     if not path.exists():
         save(build_decoder(step.name, step.dtype, batch=1, is_last=True), path)
     if not artifact.exists():
-        _optimize(path, artifact, budget_s, f"past=0..{MOST_ROWS - 1}", f"seq=1..{MOST_PROMPT}")
+        sizes = "--shape", f"past=0..{MOST_ROWS - 1}", "--shape", f"seq=1..{MOST_PROMPT}"
+        _optimize(path, artifact, budget_s, *sizes, "--state", state)
     return artifact
 
 
-def compare_tokens(step: Step, folder: Path, budget_s: float, count: int) -> dict[str, Any]:
+def compare_tokens(state: str, step: Step, folder: Path, budget_s: float, count: int) -> dict[str, Any]:
     """Return how many greedy tokens of a session are those of the model in float64.
 
     The model reads all tokens at once in float64, so each choice follows the same tokens. A choice is open if the two
-    largest logits in float64 differ by less than twice the error that plans may have, which is twice that of the model
-    in its own types if it may round its data.
+    largest logits in float64 differ by less than twice the error that plans may have: at least twice that of the model
+    in its own types, if it may round its data, and twice that of states in 16 bits.
     """
-    executable = korch.load(_session_artifact(step, folder, budget_s))
+    executable = korch.load(_session_artifact(state, step, folder, budget_s))
     if not isinstance(executable, StatefulExecutable):
         raise TypeError("the model has no states")
     prompt = Step(step.name, step.dtype, 0, PROMPT).inputs()["input_ids"][0].tolist()
@@ -214,7 +218,7 @@ def compare_tokens(step: Step, folder: Path, budget_s: float, count: int) -> dic
     inputs["input_ids"] = np.array([prompt + list(found[:-1])])
     logits = reference.run(graph, inputs)["logits"][0, PROMPT - 1 :]
     second, first = np.partition(logits, -2, -1)[:, -2:].T
-    error = least_tolerance(graph) * np.abs(logits).max()
+    error = max(least_tolerance(graph), FACTOR * executable.described.kept_error) * np.abs(logits).max()
     if step.dtype.endswith(ROUNDED):
         rounded = reference.run(graph, inputs, exact=False)["logits"][0, PROMPT - 1 :]
         error = max(error, FACTOR * np.abs(rounded - logits).max())
@@ -256,10 +260,13 @@ def _sum(count: int) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
-def _optimize(model: Path, artifact: Path, budget_s: float, *shapes: str) -> None:
+def _state_text(state: str) -> str:
+    return "" if state == "float32" else f", states in {state}"
+
+
+def _optimize(model: Path, artifact: Path, budget_s: float, *flags: str) -> None:
     """Search a plan in a process of its own, so that its memory is free when engines are timed."""
     command = [sys.executable, "-m", "korch.cli", "optimize", str(model), "-o", str(artifact)]
-    flags = [part for shape in shapes for part in ("--shape", shape)]
     subprocess.run([*command, "--budget", str(budget_s), *flags], check=True)
 
 
