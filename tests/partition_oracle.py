@@ -77,6 +77,7 @@ class FakeMeter(Facts):
         self.faults = Faults()
         self.records: dict[str, Measured | Failed] = {}
         self.broken: set[str] = set()
+        self.late: set[str] = set()
         self.searches = 0
         self.begun: list[str] = []
         self.in_vain: set[str] = set()  # begun after it was measured
@@ -105,6 +106,9 @@ class FakeMeter(Facts):
 
     def guess_ns(self, candidate: Candidate) -> int:
         return self.true_ns(candidate) * 7 // 8
+
+    def refused(self, candidates: Sequence[Candidate]) -> list[Failed | None]:
+        return [Failed("late", "") if c.key in self.late else None for c in candidates]
 
     def tails(self) -> Mapping[str, ScoreTail]:
         return {}

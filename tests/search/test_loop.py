@@ -52,6 +52,7 @@ class ScriptedMeter(Facts):
         alone = {c.key for c in candidates if len(c.group.primitives) == 1}
         self.broken = set(rng.sample(sorted(set(self.true) - alone), broken))
         self.asked: list[str] = []
+        self.late: set[str] = set()
         self.corrections = 0
 
     def bound_ns(self, candidate: Candidate) -> int:
@@ -59,6 +60,9 @@ class ScriptedMeter(Facts):
 
     def predict(self, candidates: Sequence[Candidate]) -> list[tuple[int, float]]:
         return [(2 * self.bounds[candidate.key], SPREAD) for candidate in candidates]
+
+    def refused(self, candidates: Sequence[Candidate]) -> list[Failed | None]:
+        return [Failed("late", "") if c.key in self.late else None for c in candidates]
 
     def tails(self) -> dict[str, ScoreTail]:
         return {}
@@ -193,6 +197,16 @@ def test_a_spent_budget_gives_a_plan_by_estimates() -> None:
     found = Search(Instance(graph, candidates), Ledger(meter), EXACT, Deadline(0.0)).run()
     assert found.stopped_by_budget and found.steps
     assert not meter.asked and meter.first_plan_s == 0.0
+
+
+def test_a_plan_by_estimates_has_no_kernel_that_its_provider_refuses() -> None:
+    graph, candidates = instance(7)
+    meter, options = ScriptedMeter(candidates, 7), (EXACT, Deadline(0.0))
+    first = Search(Instance(graph, candidates), Ledger(meter), *options).run()
+    meter.late = {step.key for step in first.steps if len(step.group.primitives) > 1}
+    assert meter.late
+    found = Search(Instance(graph, candidates), Ledger(meter), *options).run()
+    assert found.steps and not meter.late & {step.key for step in found.steps}
 
 
 def test_an_ended_search_measures_nothing_and_has_a_true_bound() -> None:

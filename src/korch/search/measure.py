@@ -28,6 +28,7 @@ def measure_some(ledger: Ledger, candidates: Sequence[Candidate], deadline: Dead
     for start in range(0, len(candidates), size):
         unbuilt = candidates[start:needed]
         if ledger.is_over(deadline.before(ledger.compile_s(unbuilt) if unbuilt else 0.0)):
+            ledger.build(unbuilt)  # a first plan that is chosen by estimates has no refused kernels
             break
         batch = candidates[start : start + size]
         records = zip(batch, ledger.measure(batch, deadline), strict=True)
