@@ -45,6 +45,15 @@ def test_a_wrong_engine_is_replaced() -> None:
     assert [(d.followed, d.others) for d in disputes.values()] == [((REFERENCE, OWN), (RUNTIME,))]
 
 
+def test_inputs_that_no_engine_takes_do_not_replace_it() -> None:
+    x = np.arange(3, dtype=np.float32)
+    engine = HostEngine(one_operator("Gather", [x, np.array([1])]), 1)
+    with pytest.raises(ProviderError, match="the host can't run it"):
+        engine.run(feeds_of([x, np.array([7])]))
+    assert engine.name == RUNTIME
+    assert engine.run(feeds_of([x, np.array([2])]))["y0"] == [2]
+
+
 def test_a_right_engine_stays() -> None:
     x = np.array([[2, 1, 1], [3, 2, 0]], np.float32)
     model = one_operator("Unique", [x], opset=11, outputs=4, sorted=0)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as nnf
 
 import korch
-from korch.errors import InaccurateError, UnsupportedError
+from korch.errors import InaccurateError, ProviderError, UnsupportedError
 from korch.frontend.torch import Exported, export, export_module
 from korch.frontend.torch.ties import FirstOfEqual
 from korch.options import Options
@@ -97,6 +97,20 @@ def test_an_executable_that_differs_in_a_masked_row_is_refused() -> None:
     ):
         check_module(model, Options(), execute)
     check_module(model, Options(), lambda q, mask: [as_array(attention(*map(torch.from_numpy, (q, mask))), "y")])
+
+
+def test_inputs_that_an_executable_refuses_are_left_out() -> None:
+    """PyTorch may compute something of memory outside of a tensor."""
+    model, seen = exported(attention, Q, torch.ones(3, 3, dtype=torch.bool)), list[bool]()
+
+    def execute(q: Any, mask: Any) -> list[Any]:
+        seen.append(bool(mask.all()))
+        if not mask.all():
+            raise ProviderError("no such place")
+        return [as_array(attention(torch.from_numpy(q), torch.from_numpy(mask)), "y")]
+
+    check_module(model, Options(), execute)
+    assert {True, False} == set(seen)
 
 
 def test_an_executable_with_another_element_type_is_refused() -> None:

@@ -77,6 +77,8 @@ class HostEngine:
                 warnings.simplefilter("ignore")
                 return self._named(self._evaluator.run(self._outputs, dict(feeds)))
         except Exception as error:
+            if self._session is not None:
+                self._evaluator = None  # both refuse these inputs; ONNX Runtime may run others
             raise ProviderError(
                 f"the host can't run it: {_first_line(error)}; ONNX Runtime: {self.refusal}",
                 where=f"host segment with {self._model.graph.node[0].op_type}",
