@@ -30,7 +30,7 @@ from korch.primitive.ops.loop import LoopAttributes
 from korch.primitive.ops.opaque import OpaqueAttributes, onnx_type, opaque_model
 from korch.primitive.ops.reduce import BroadcastAttributes, PoolAttributes, ReduceAttributes, identity
 from korch.primitive.ops.state import WriteAttributes
-from korch.primitive.ops.stored import StoredAttributes
+from korch.primitive.ops.stored import GROUP, LEAST, MOST, StoredAttributes
 from korch.primitive.ops.winograd import TRANSFORMS, WinogradAttributes, tile_counts
 from korch.primitive.reference import body_of
 from korch.primitive.types import DType, ValueType
@@ -318,16 +318,34 @@ class OnnxNodes:
         y = self.slice(y, [0] * 4, out, [1] * 4)
         return self.add("Cast", [y], to=onnx.TensorProto.INT32) if is_of_bytes else y
 
+    def rounded(self, name: str, type_: ValueType, block: int) -> str:
+        """Add the rounding of each block of the last axis to multiples of its largest magnitude / 127."""
+        *lead, terms = type_.shape
+        pads = self.integers([*[0] * type_.rank, *[0] * len(lead), -terms % block])
+        blocks = self.add("Reshape", [self.add("Pad", [name, pads]), self.integers([*lead, -1, block])])
+        most = self.add("ReduceMax", [self.add("Abs", [blocks]), self.integers([-1])], keepdims=1)
+        least, limit, share = (
+            self.literal(np.array(x).astype(type_.dtype.numpy), type_.dtype) for x in (LEAST, MOST, 1 / MOST)
+        )
+        inverse = self.add("Div", [limit, self.add("Max", [most, least])])
+        whole = self.add("Round", [self.add("Mul", [blocks, inverse])])
+        # The difference makes blocks with an infinity NaN.
+        step = self.add("Add", [self.add("Mul", [most, share]), self.add("Sub", [most, most])])
+        found = self.add("Reshape", [self.add("Mul", [whole, step]), self.integers([*lead, -1])])
+        return self.slice(found, (0,) * type_.rank, type_.shape, (1,) * type_.rank)
+
     def stored(self, at: StoredAttributes, inputs: Sequence[str], types: Sequence[ValueType]) -> str:
         """Add a product by stored weights, which are unpacked, widened and scaled first."""
         (a, q, scale), zeros = inputs[:3], inputs[3:]
         blocks, columns = types[2].shape
         terms, rows = blocks * at.block, types[0].shape[-1]
+        a = self.rounded(a, types[0], at.block) if at.is_rounded else a
         if at.bits < 8:
-            shifts = self.literal(np.arange(0, 8, at.bits, dtype=np.uint8).reshape(1, -1, 1), DType.U8)
-            mask = self.literal(np.array([[[(1 << at.bits) - 1]]], np.uint8), DType.U8)
-            single = self.add("Unsqueeze", [q, self.integers([1])])
-            single = self.add("Expand", [single, self.integers([types[1].shape[0], at.each, columns])])
+            adjacent = GROUP if at.is_rounded else 1
+            shifts = self.literal(np.arange(0, 8, at.bits, dtype=np.uint8).reshape(1, -1, 1, 1), DType.U8)
+            mask = self.literal(np.full((1, 1, 1, 1), (1 << at.bits) - 1, np.uint8), DType.U8)
+            single = self.add("Reshape", [q, self.integers([-1, 1, adjacent, columns])])
+            single = self.add("Expand", [single, self.integers([1, at.each, 1, 1])])
             single = self.add("BitwiseAnd", [self.add("BitShift", [single, shifts], direction="RIGHT"), mask])
             q = self.add("Reshape", [single, self.integers([-1, columns])])
 
