@@ -132,8 +132,8 @@ class Options:
     state: Literal["float32", "float16", "bfloat16"] = field(
         default="float32",
         metadata={
-            "help": "the type in which sessions keep states that are float32 in the model, such as keys and values: "
-            "16 bits take half of the memory, and half of the time to read it"
+            "help": "the type in which sessions keep states that are float32 in the model, such as keys and values; "
+            "16 bits take half of the memory"
         },
     )
     tolerance: float | None = field(
