@@ -234,6 +234,30 @@ def candidates() -> str:
     return markdown(head, rows)
 
 
+def fission() -> str:
+    """Return the times of engines for models, divided by those for the models' primitives."""
+    rows = []
+    for model, row in results("paper-fission.json").items():
+        times = {own["name"]: np.array(own["times_ns"]) for own in row["rows"]}
+        found = [times[engine] / times[f"{engine}, primitives"] for engine in ("onnxruntime", "openvino")]
+        rows.append([model, *map(spread, found)])
+    return markdown(["model / its primitives", "ONNX Runtime", "OpenVINO"], rows)
+
+
+def blocks() -> str:
+    """Return the times of the best other engine and of other plans, divided by those of the searched plan."""
+    head = ["block", "kernels", "best other engine / Korch", "split / searched", "greedy / searched"]
+    rows = []
+    for name, row in results("paper-blocks.json").items():
+        engine, times = against_best(row)
+        plans = {plan["plan"]: plan["measured_ms"] for plan in row["plans"]}
+        others = [plans.get(plan) and f"{plans[plan] / plans['searched']:.2f}" for plan in ("split", "greedy")]
+        kernels = sum(kernel["cost_ns"] > 0 for kernel in row["kernels"])
+        label = name.replace("the same", "resize x4, concat")
+        rows.append([label, str(kernels), f"{spread(times)} {engine}", *(text or "no time left" for text in others)])
+    return markdown(head, rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "summary": summary,
     "ranges": ranges,
@@ -247,6 +271,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "budgets": budgets,
     "operators": operators,
     "candidates": candidates,
+    "fission": fission,
+    "blocks": blocks,
 }
 
 
