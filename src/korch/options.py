@@ -222,13 +222,13 @@ class Options:
             raise OptionError(f"the value is {self.isa!r}", "option isa", "different names, such as avx512,avx2")
         if self.isa and self.is_cuda:
             raise OptionError("instruction sets are those of CPUs", "option isa", hint="Remove --isa")
-        self._check_precision()
+        self._check_types()
         if self.schedule in ("tasks", "fastest") and self.is_cuda:
             raise OptionError(
                 "kernels for CUDA devices do not run as tasks", "option schedule", hint="Remove --schedule"
             )
 
-    def _check_precision(self) -> None:
+    def _check_types(self) -> None:
         if self.state != "float32" and self.is_cuda:
             raise OptionError("sessions are for CPUs only", "option state", hint="Remove --state")
         if self.precision != "float32" and self.is_cuda == (self.precision == "int8"):

@@ -14,11 +14,9 @@ from korch.equivalence.rule import origin_of
 from korch.primitive.constant_memo import once_per_array
 from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
 from korch.primitive.op import Array
-from korch.primitive.ops.stored import GROUP, StoredAttributes, can_round, unpacked
+from korch.primitive.ops.stored import GROUP, STORED, StoredAttributes, can_round, unpacked
 from korch.primitive.types import DType, ValueId
 from korch.primitive.verbs import Verbs
-
-STORED = "matmul_stored"
 
 NAME = "data-rounded-to-bytes"
 """The name of this change of the model, which reports give as the origin of a product."""

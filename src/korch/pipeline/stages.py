@@ -71,7 +71,7 @@ NOT_REPLAYED = ("cache_folder", "ledger", "replay", "on_interrupt", "budget_s", 
 """Options that may differ between a search and its replay."""
 
 HALF = {"float16": DType.F16, "bfloat16": DType.BF16}
-"""The element types of products of 16 bits, by the value of the option `precision`."""
+"""The element types of 16 bits, by the value of the options `precision` and `state`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from korch.options import Options
 from korch.pipeline.optimize import Watch
 from korch.pipeline.ranges import plans_for_all
 from korch.pipeline.source import Source, compared_numbers
+from korch.pipeline.stages import HALF
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.types import DType
@@ -48,9 +49,6 @@ Binding = Mapping[str, tuple[Bound, ...]]
 
 PAST_ROWS, NEW_ROWS = range(1024), range(1, 129)
 """The numbers of earlier and of new rows that are assumed."""
-
-KEPT = {"bfloat16": DType.BF16, "float16": DType.F16}
-"""The types in which states may be kept, by the value of the option `state`."""
 
 STEPS = (1, 8)
 """The numbers of rows of a step that have plans for any number of earlier rows."""
@@ -280,7 +278,7 @@ class _Model:
         states = states_of(fission(operators(sizes.sample, SAMPLE_PAST)))
         if not states:
             raise UnsupportedError("what is appended to its states is not computed as a part of a static graph")
-        return _Model(sizes, operators, states, sizes.past[-1] + 1, KEPT.get(kept))
+        return _Model(sizes, operators, states, sizes.past[-1] + 1, HALF.get(kept))
 
     def step(self, rows: int) -> Source:
         """Return the source of a step of some rows; its size is the number of rows after the step."""
@@ -426,9 +424,8 @@ def _kept_error(known: _Model, executable: StatefulExecutable) -> float:
     past = max(executable.by_rows[rows].ranges.dimensions[0].low, executable.described.capacity // 2) - rows
     feeds = random_feeds(executable.inputs_at(past, rows))
     exact = reference.run(fission(known.operators(rows, past)), feeds)
-    kept = set(executable.plain_outputs)
-    found = dict(zip(exact, executable(*feeds.values()), strict=True))
-    return max_error([found[name] for name in exact if name in kept], [exact[name] for name in exact if name in kept])
+    found, names = dict(zip(exact, executable(*feeds.values()), strict=True)), executable.plain_outputs
+    return max_error([found[name] for name in names], [exact[name] for name in names])
 
 
 def _check_inputs(known: _Model, executable: StatefulExecutable, options: Options) -> None:
@@ -442,7 +439,7 @@ def _check_inputs(known: _Model, executable: StatefulExecutable, options: Option
     given = {name: converted(name, arrays[name], infos[name].dtype, where) for name in infos}
     rows, past = executable.counts_of([given[name] for name in infos])
     primitives = fission(known.operators(rows, past))
-    planned = with_states(primitives, known.states, known.kept)
+    planned = with_states(primitives, known.states, known.kept) if known.kept else primitives
     standard = standard_of(primitives, planned, replace(options, inputs=given))
     errors, wrong = standard.judge(dict(zip(standard.expected, executable(*given.values()), strict=True)))
     if wrong:

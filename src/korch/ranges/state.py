@@ -73,10 +73,11 @@ def with_states(graph: PrimitiveGraph, states: Sequence[State], kept: DType | No
     axes = {graph.inputs[state.input][1]: state.axis for state in states}
     outputs = {graph.outputs[state.output][1] for state in states}
     written = {p.inputs[0]: p for value in outputs for p in graph.producing(value, "concat") if p.inputs[0] in axes}
-    is_narrow = {v: kept is not None and graph.types[v].dtype is DType.F32 for v in written}
     for name, value in graph.inputs:
         type_ = graph.types[written[value].output if value in written else value]
-        known[value] = builder.input(name, ValueType(type_.shape, kept) if kept and is_narrow.get(value) else type_)
+        if kept is not None and value in written and type_.dtype is DType.F32:
+            type_ = ValueType(type_.shape, kept)
+        known[value] = builder.input(name, type_)
     for value, constant in graph.constants.items():
         known[value] = builder.constant(constant.array)
 

@@ -417,11 +417,9 @@ class ArrayType:
     def check_limits(self, array: Array) -> None:
         """Raise `InputError` if an element is not within the limits."""
         low, high = self.limits
-        if array.size <= FEW:  # this takes less than a microsecond
-            wrong = [number for number in array.reshape(-1).tolist() if not low <= number <= high]
-        else:
-            wrong = [number for number in (array.min(), array.max()) if not low <= number <= high]
-        if wrong:
+        # A list of a few takes less than a microsecond.
+        numbers = array.reshape(-1).tolist() if array.size <= FEW else (array.min(), array.max())
+        if wrong := [number for number in numbers if not low <= number <= high]:
             raise InputError(f"it has the index {wrong[0]}", f"input {self.name!r}", f"{low} to {high}")
 
     def _fits(self, shape: tuple[int, ...]) -> bool:

@@ -11,6 +11,8 @@ from korch.primitive.op import Array, Attributes, Category, Op, Sample, require
 from korch.primitive.ops.linear import matmul_flop
 from korch.primitive.types import DType, ValueType
 
+STORED = "matmul_stored"
+
 BITS = (2, 4, 8)
 """The supported bit widths of stored integers."""
 
@@ -105,7 +107,7 @@ _FOUR = StoredAttributes(4, 4, 8)
 
 ROWS: tuple[Op, ...] = (
     Op(
-        name="matmul_stored",
+        name=STORED,
         category=Category.LINEAR,
         arity=None,
         attributes=StoredAttributes,

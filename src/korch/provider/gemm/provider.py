@@ -15,12 +15,13 @@ from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last, layout_choices, replaced
 from korch.candidate.shape import around
 from korch.primitive.ops.gathered import GATHERED
+from korch.primitive.ops.stored import STORED
 from korch.primitive.types import DType, ValueType
 from korch.provider.cache_room import cache_room
 from korch.provider.content import content_version
 from korch.provider.gemm.gathered import AROUND_GATHERED, build_gathered, offer_gathered
 from korch.provider.gemm.match import MatchedProduct, is_widened, match_group
-from korch.provider.gemm.stored import STORED, build_stored, offer_stored
+from korch.provider.gemm.stored import build_stored, offer_stored
 from korch.provider.gemm.units import columns_in_steps, is_split_right, split_program_of, split_right, tiled_program_of
 from korch.provider.gemm.vectors import require_neighbours, schedule_of
 from korch.provider.matrix_units import BYTE_PAIRS, LEAST_ROWS_OF_BYTES, LEAST_TERMS_OF_BYTES, SPLIT_BYTES, TOGETHER

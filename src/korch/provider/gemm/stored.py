@@ -8,7 +8,7 @@ from dataclasses import replace
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive
-from korch.primitive.ops.stored import GROUP, StoredAttributes
+from korch.primitive.ops.stored import GROUP, STORED, StoredAttributes
 from korch.primitive.types import DType
 from korch.provider.cache_room import cache_room
 from korch.provider.gemm.vectors import require_rows
@@ -26,8 +26,6 @@ from korch.tile.analysis.registers import FEW_REGISTERS, REGISTERS, largest_of_b
 from korch.tile.ir.program import TileProgram
 from korch.tile.llvm.component_tiles import MOST_FACTOR_ROWS
 from korch.tile.lower.staging import Machine
-
-STORED = "matmul_stored"
 
 LEAST_ROWS = 8
 """The least rows for which matrix units may pay: with fewer, converting the integers takes most of the time."""
