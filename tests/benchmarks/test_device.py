@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from benchmarks import gpu_suite
+from benchmarks import device
 from korch.options import Options
 
 
@@ -29,9 +29,9 @@ def test_the_table_has_medians_ratios_and_reasons(tmp_path):
         row("yolox", False, korch={"failure": "MeasureError: no device"}, eager={"times_ms": [3.0]}),
     ]
     for item in rows:
-        gpu_suite._path(tmp_path, True, item["model"], "tf32", 1).write_text(json.dumps(item))
+        device._path(tmp_path, True, item["model"], "tf32", 1).write_text(json.dumps(item))
     (tmp_path / "tests.txt").write_text("...\n12 passed in 3 s\n")
-    text = gpu_suite.table(gpu_suite.collect(tmp_path, quick=True))
+    text = device.table(device.collect(tmp_path, quick=True))
     first, head, candy, yolox, mean = text.splitlines()
     assert first == "tests: 12 passed in 3 s" and "compile" in head
     assert candy.split() == ["candy", "tf32", "1", "1.000", "4.000", "2.000", "-", "-", "2.00", "(2.00-2.00)"]
@@ -40,44 +40,44 @@ def test_the_table_has_medians_ratios_and_reasons(tmp_path):
 
 
 def test_only_whole_rows_are_not_done_again(tmp_path):
-    path = gpu_suite._path(tmp_path, False, "candy", "tf32", 1)
-    assert not gpu_suite._is_whole(path)
+    path = device._path(tmp_path, False, "candy", "tf32", 1)
+    assert not device._is_whole(path)
     path.write_text(json.dumps(row("candy", False)))
-    assert not gpu_suite._is_whole(path)
+    assert not device._is_whole(path)
     path.write_text(json.dumps(row("candy", True)))
-    assert gpu_suite._is_whole(path)
+    assert device._is_whole(path)
 
 
 def test_the_papers_models_and_the_transformers_are_in_it():
-    found = gpu_suite.configurations(quick=False)
+    found = device.configurations(quick=False)
     assert len(found) == len(set(found)) == 31
     assert {(p, b) for name, p, b in found if name == "bert"} == {(p, b) for p in ("tf32", "float16") for b in (1, 16)}
-    assert gpu_suite.SIZES["efficientvit"] == {"size": 2048}
+    assert device.SIZES["efficientvit"] == {"size": 2048}
 
 
 def test_a_command_that_takes_too_long_ends_with_its_children():
     begun_s = time.monotonic()
-    ended, text = gpu_suite._run(["sh", "-c", "echo on; sleep 60; true"], 3.0, is_kept=True)
+    ended, text = device._run(["sh", "-c", "echo on; sleep 60; true"], 3.0, is_kept=True)
     assert (ended, text) == ("out of time", "on\n") and time.monotonic() - begun_s < 30
 
 
 def test_an_engine_has_a_limit():
-    with pytest.raises(TimeoutError, match="after 1 s"), gpu_suite._limit(1):
+    with pytest.raises(TimeoutError, match="after 1 s"), device._limit(1):
         time.sleep(30)
-    with gpu_suite._limit(None):
+    with device._limit(None):
         pass
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
 def test_a_model_is_a_module_with_its_inputs(monkeypatch):
-    monkeypatch.setattr(gpu_suite, "PAPER", ("tiny_candy",))
-    module, inputs, (model,) = gpu_suite._model("tiny_candy", 1, "cpu")
+    monkeypatch.setattr(device, "PAPER", ("tiny_candy",))
+    module, inputs, (model,) = device._model("tiny_candy", 1, "cpu")
     (found,) = module(*inputs)
     assert found.dim() == 4 and model.graph.node
 
 
-@pytest.mark.parametrize("precision", sorted({precision for _, precision, _ in gpu_suite.configurations(quick=False)}))
+@pytest.mark.parametrize("precision", sorted({precision for _, precision, _ in device.configurations(quick=False)}))
 def test_korch_takes_the_options_of_each_precision(precision, tmp_path):
-    chosen = gpu_suite.options_of(precision, argparse.Namespace(budget=60.0, folder=tmp_path))
+    chosen = device.options_of(precision, argparse.Namespace(budget=60.0, folder=tmp_path))
     chosen["budget_s"] = chosen.pop("budget")
     assert Options(**chosen).precision == precision

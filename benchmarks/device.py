@@ -1,6 +1,6 @@
 """Compares Korch on a CUDA device with PyTorch, torch.compile, TensorRT and ONNX Runtime, on the benchmark models.
 
-    python -m benchmarks.gpu_suite [--quick] [--seconds 520] [--budget 30] [--jobs 1] [--no-tests]
+    python -m benchmarks.device [--quick] [--seconds 520] [--budget 30] [--jobs 1] [--no-tests]
                                    [--folder build/gpu] [--output benchmarks/results/gpu.json]
 
 It runs the tests that need a device, then one configuration after another, each in a separate
@@ -28,7 +28,7 @@ without network access, download them and build Korch as a wheel (its providers 
         --platform manylinux_2_24_x86_64 --platform manylinux_2_17_x86_64 NAME ...
     python -m pip wheel --no-deps -w wheels .
     python -m pip install --no-index --no-deps --target site wheels/*.whl      # on that machine
-    PYTHONPATH=site python -m benchmarks.gpu_suite
+    PYTHONPATH=site python -m benchmarks.device
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _measure_apart(args: argparse.Namespace, item: tuple[str, str, int], end_s: 
     command += ["--folder", str(args.folder)]
     command += ["--quick"] * args.quick
     begun_s = time.monotonic()
-    ended = _run([sys.executable, "-m", "benchmarks.gpu_suite", *command], left_s)[0]
+    ended = _run([sys.executable, "-m", "benchmarks.device", *command], left_s)[0]
     print(f"{path.stem}: {ended}, {time.monotonic() - begun_s:.0f} s", flush=True)
 
 
