@@ -143,6 +143,7 @@ class Offer:
         updates: whether the output is the memory of the first input, an input of the model that is overwritten.
         is_loop_nest: whether it runs the primitives in loops, so that its time can be estimated from
             their operations.
+        guess_ns: the provider's estimate of the kernel's time in nanoseconds; 0 if it has none.
     """
 
     inputs: tuple[Layout, ...]
@@ -154,6 +155,7 @@ class Offer:
     is_in_place: bool = False
     updates: bool = False
     is_loop_nest: bool = False
+    guess_ns: int = 0
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType, row_major_strides
 from korch.schedule.blocks import Blocked, cut, fill, flat, store
-from korch.schedule.contraction import Contraction, Layouts, extent
+from korch.schedule.contraction import Axes, Contraction, Layouts, extent
 from korch.tile.ir.index import ZERO, Expr, Ranges, add, scale, substitute, var
 from korch.tile.ir.program import (
     Accumulate,
@@ -35,9 +35,13 @@ from korch.tile.ir.program import (
     TileOp,
     TileProgram,
 )
+from korch.tile.lower.emit import physical_offset
 
 SUMS = "t"
 """The tile of sums."""
+
+VECTOR = 4
+"""The elements of the shortest vector by which blocks are loaded well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,16 @@ class DeviceProduct(Blocked):
         super().__init__(group, root, layouts, contraction)
         self.outer = (*contraction.batch, *contraction.rows, *contraction.columns)
 
+    @property
+    def reads_single_elements(self) -> bool:
+        """Whether the first operand is read one element at a time, because vectors of it are never aligned."""
+        found, value = self.contraction, self.root.inputs[0]
+        if value not in self.fusion.place:
+            return False
+        layout, shape = self.fusion.layouts[self.fusion.place[value]], self.group.body.types[value].shape
+        offset = physical_offset(layout, shape, found.a, found.ranges)
+        return not any(_is_aligned(offset, axes) for axes in (found.rows, found.terms))
+
     def blocked(self, blocks: Blocks, product: Product) -> TileProgram:
         """Return the program in which each task computes a block."""
         found = self.contraction
@@ -182,3 +196,17 @@ class DeviceProduct(Blocked):
         steps = {name: after.sinks[0].index.coefficient(name) for name, _ in self.outer}
         axes = sorted(self.outer, key=lambda axis: -(steps[axis[0]] or 0))
         return Stage(tuple(Axis(name, n) for name, n in axes), (sum_, after))
+
+
+def _is_aligned(offset: Expr, axes: Axes) -> bool:
+    """Return whether vectors along the last of some axes are adjacent in memory, and begin at multiples of a vector."""
+    run, inside = 1, set[str]()
+    for name, n in reversed(axes):
+        if offset.coefficient(name) != run:
+            break
+        run *= n
+        inside.add(name)
+    others = [offset.coefficient(name) for name in offset.variables - inside]
+    return (
+        run % VECTOR == 0 and offset.constant % VECTOR == 0 and all(n is not None and n % VECTOR == 0 for n in others)
+    )

@@ -23,5 +23,9 @@ def _peak(candidate: Candidate, target: CudaTarget) -> float:
     """Return the best rate among the candidate's matrix products; without any, the rate of float32 arithmetic."""
     body = candidate.group.body
     linear = body.linear
-    rates = [target.flop_per_s(product) for p in linear for product in target.products(body.types[p.output].dtype)]
+    rates = [
+        target.flop_per_s(product)
+        for p in linear
+        for product in target.products(body.types[p.output].dtype, is_exact=p.op == "winograd")
+    ]
     return max(rates, default=target.f32_flop_per_s)

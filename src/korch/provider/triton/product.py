@@ -108,6 +108,12 @@ TURN_S = 0.05e-6
 LATENCY_S = 0.65e-6
 """The latency of a load in seconds, measured on an H100 (2 stages of 16 x 64 x 32: 0.64 us per iteration)."""
 
+RATIO = {Product.SPLIT: 2.0, Product.F32: 1.3}
+"""The ratio of measured to estimated times of some ways to multiply, on an H200; about 1 for the others."""
+
+SINGLE = 4.0
+"""How many times as long programs take that read single elements of the first operand, on an H200."""
+
 
 class TritonProductProvider:
     """Makes kernels for groups with one matrix product or convolution."""
@@ -130,11 +136,15 @@ class TritonProductProvider:
             except NotFusedError as error:
                 return Refusal(str(error))
             found = schedule.contraction
-            variants = [str(tile) for tile in tiles_for(found, schedule.dtype, target)]
+            factor = SINGLE if schedule.reads_single_elements else 1.0
+            tiles = tiles_for(found, schedule.dtype, target)
+            offers += [
+                Offer(inputs, outputs, str(tile), guess_ns=int(factor * tile_ns(found, tile, schedule.dtype, target)))
+                for tile in tiles
+            ]
             is_short = extent(found.terms) <= MOST_DIRECT
-            if not variants or (is_short and _is_narrow(found)):
-                variants.append("direct")
-            offers += [Offer(inputs, outputs, variant) for variant in variants]
+            if not tiles or (is_short and _is_narrow(found)):
+                offers.append(Offer(inputs, outputs, "direct"))
         return offers
 
     def build(self, group: Group, offer: Offer, target: CudaTarget) -> CudaKernel | Refusal:
@@ -215,8 +225,16 @@ def ranked_tiles(found: Contraction, dtype: DType, target: CudaTarget, is_exact:
 
     `is_exact`: whether operands must not be rounded even if the target allows it.
     """
-    sizes = tuple(map(extent, (found.batch, found.rows, found.columns, found.terms)))
-    return list(_ranked(sizes, dtype, target, is_exact))
+    return list(_ranked(_sizes(found), dtype, target, is_exact))
+
+
+def tile_ns(found: Contraction, tile: ProgramTile, dtype: DType, target: CudaTarget) -> float:
+    """Return the estimated time of a tile's programs in nanoseconds, with their launch."""
+    return target.launch_ns + 1e9 * RATIO.get(tile.product, 1.0) * _expected_s(_sizes(found), tile, dtype, target)
+
+
+def _sizes(found: Contraction) -> tuple[int, ...]:
+    return tuple(map(extent, (found.batch, found.rows, found.columns, found.terms)))
 
 
 @lru_cache(maxsize=1024)  # groups that differ in what surrounds a product, and layouts, ask for the same sizes

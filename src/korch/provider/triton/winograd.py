@@ -16,8 +16,8 @@ from korch.cuda.target import CudaTarget
 from korch.primitive.types import DType
 from korch.provider.content import content_version
 from korch.provider.triton.fused import print_kernel
-from korch.provider.triton.product import ProgramTile, product_layouts, promising, ranked_tiles
-from korch.schedule.contraction import NotFusedError, root_of
+from korch.provider.triton.product import ProgramTile, product_layouts, promising, ranked_tiles, tile_ns
+from korch.schedule.contraction import NotFusedError, extent, root_of
 from korch.schedule.device import Blocks
 from korch.schedule.device_winograd import DeviceWinograd
 from korch.tile.ir.program import TileProgram
@@ -51,7 +51,16 @@ class TritonWinogradProvider:
                     _program(schedule, tile)
             except NotFusedError as error:
                 return Refusal(str(error))
-            offers += [Offer(inputs, outputs, str(tile), group.body.work_flop(root)) for tile in tiles]
+            offers += [
+                Offer(
+                    inputs,
+                    outputs,
+                    str(tile),
+                    group.body.work_flop(root),
+                    guess_ns=int(_guess_ns(schedule, tile, target)),
+                )
+                for tile in tiles
+            ]
         return offers or Refusal("the products are too small for a tile")
 
     def build(self, group: Group, offer: Offer, target: CudaTarget) -> CudaKernel | Refusal:
@@ -69,3 +78,13 @@ class TritonWinogradProvider:
 
 def _program(schedule: DeviceWinograd, tile: ProgramTile) -> TileProgram:
     return schedule.blocked(Blocks(tile.rows, tile.columns, tile.terms), tile.product)
+
+
+def _guess_ns(schedule: DeviceWinograd, tile: ProgramTile, target: CudaTarget) -> float:
+    """Return the estimated time in nanoseconds: of the products, and of what the transforms read and write."""
+    found = schedule.products
+    numbers = sum(
+        extent(axes) for axes in ((*found.batch, *found.rows, *more) for more in (found.terms, found.columns))
+    )
+    moved_bytes = 2 * DType.F32.size_bytes * numbers
+    return tile_ns(found, tile, DType.F32, target) + 2 * target.launch_ns + 1e9 * moved_bytes / target.l2_bytes_per_s
