@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from korch.candidate.candidate import Refusal
+from korch.cuda import compile as compile_module
 from korch.cuda.compile import Cubin, CubinCompiler, CubinFailure
 from korch.cuda.kernel import make_launch
 from korch.cuda.target import NOMINAL
@@ -154,6 +155,24 @@ def test_a_compiler_that_crashes_is_begun_anew(tmp_path, monkeypatch):
         found = compiler.compile([launches[1]])[launches[1].symbol]
         assert found == CubinFailure(launches[1].symbol, "the compiler crashed")
         assert isinstance(compiler.compile([launches[1]])[launches[1].symbol], Cubin)
+    finally:
+        compiler.close()
+    assert not folders_in(tmp_path)
+
+
+def test_a_compiler_that_is_stuck_costs_one_kernel(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    compiler = CubinCompiler(90, tmp_path, workers=1)
+    first, stuck, last = (simple(f"tl.store(p_o0, tl.load(p_i0) + {n}.0)") for n in (13, 14, 15))
+    try:
+        assert isinstance(compiler.compile([first])[first.symbol], Cubin)
+        (process,) = compiler._processes
+        os.kill(process._process.pid, signal.SIGSTOP)
+        with monkeypatch.context() as quick:
+            quick.setattr(compile_module, "COMPILE_SECONDS", 0.1)
+            found = compiler.compile([stuck])[stuck.symbol]
+        assert found == CubinFailure(stuck.symbol, "the compiler took longer than 0.1 s")
+        assert isinstance(compiler.compile([last])[last.symbol], Cubin)
     finally:
         compiler.close()
     assert not folders_in(tmp_path)

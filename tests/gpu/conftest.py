@@ -12,6 +12,12 @@ from korch.cuda.driver import has_driver
 os.environ.pop("TRITON_INTERPRET", None)
 if not has_driver() or find_spec("torch") is None or find_spec("triton") is None:
     collect_ignore_glob = ["test_*"]
+else:
+    from tests.support import outcomes
+
+    pytest_configure = outcomes.pytest_configure
+    pytest_collection_modifyitems = outcomes.pytest_collection_modifyitems
+    pytest_runtest_logreport = outcomes.pytest_runtest_logreport
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +31,7 @@ def target():
 def compiler(target, tmp_path_factory):
     from korch.cuda.compile import CubinCompiler
 
-    made = CubinCompiler(target.arch, tmp_path_factory.mktemp("cubins"))
+    made = CubinCompiler(target.arch, tmp_path_factory.mktemp("cubins"), workers=2)  # several processes run tests
     yield made
     made.close()
 

@@ -10,12 +10,21 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from onnx.reference import ReferenceEvaluator
 
 import korch
 from benchmarks.models import build
 from korch.errors import InputError
+from korch.numerics import TOLERANCE, max_error
+from korch.runtime.runnable import random_feeds
 
 TINY = ("tiny_candy", "tiny_efficientvit", "tiny_yolox", "tiny_segformer", "tiny_transformer")
+
+
+def near(found, expected):
+    """Compare outputs within the tolerance of plans; cuDNN may choose another algorithm for each binding."""
+    found, expected = ([torch.as_tensor(t).cpu().numpy() for t in side] for side in (found, expected))
+    assert max_error(found, expected) <= TOLERANCE
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +35,10 @@ def candy(tmp_path_factory):
 
 @pytest.mark.parametrize("name", TINY)
 def test_models_are_optimized_and_right(name, tmp_path):
-    executable = korch.optimize(build(name), target="cuda", budget=8, cache_folder=tmp_path)
-    assert executable.report.max_error < 1e-4
+    model = build(name)
+    executable = korch.optimize(model, target="cuda", budget=8, cache_folder=tmp_path)
+    feeds = random_feeds(executable.get_inputs(), seed=1)
+    near(executable(*feeds.values()), ReferenceEvaluator(model).run(None, feeds))
     assert executable.report.measured_ms > 0
 
 
@@ -42,7 +53,7 @@ def test_an_artifact_gives_the_same(candy, tmp_path):
     candy.save(tmp_path / "a.korch")
     again = korch.load(tmp_path / "a.korch")
     x = torch.randn(tuple(candy.get_inputs()[0].shape), device="cuda")
-    assert torch.equal(candy(x)[0], again(x)[0])
+    near(candy(x), again(x))
 
 
 def test_a_bound_run_takes_the_callers_memory(candy):
@@ -52,16 +63,18 @@ def test_a_bound_run_takes_the_callers_memory(candy):
     for _ in range(3):
         x.copy_(torch.randn_like(x))
         bound.replay()
-        assert torch.equal(y, candy(x)[0])
+        near([y], candy(x))
     with pytest.raises(InputError, match="dense"):
         candy.bind([x.transpose(2, 3)], [y])
+    with pytest.raises(InputError, match="shares memory"):
+        candy.bind([x], [x])
 
 
 def test_arrays_of_numpy_give_arrays(candy):
     x = np.random.default_rng(0).standard_normal(candy.get_inputs()[0].shape).astype(np.float32)
     (found,) = candy(x)
     assert isinstance(found, np.ndarray)
-    assert np.array_equal(found, candy(torch.from_numpy(x).cuda())[0].cpu().numpy())
+    near([found], candy(torch.from_numpy(x).cuda()))
     with pytest.raises(InputError, match="expected"):
         candy(x[:, :2])
 
@@ -73,7 +86,7 @@ def test_several_threads_may_call_it(candy):
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda x: candy(x)[0], inputs))
     torch.cuda.synchronize()
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    near(found, expected)
 
 
 def test_nothing_is_allocated_by_a_bound_run(candy):
@@ -95,7 +108,7 @@ def test_a_bound_run_outlives_its_executable(candy, tmp_path):
     filled = [torch.full((64 << 20,), 255, dtype=torch.uint8, device="cuda") for _ in range(8)]
     bound.inputs[0].normal_()
     bound.replay()
-    assert torch.equal(bound.outputs[0], candy(bound.inputs[0])[0])
+    near(bound.outputs, candy(bound.inputs[0]))
     assert all(bool((part == 255).all()) for part in filled)
 
 
@@ -109,7 +122,7 @@ def test_calls_on_several_streams_do_not_mix(candy):
         with torch.cuda.stream(torch.cuda.Stream()):
             found.append(candy(x)[0])
     torch.cuda.synchronize()
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    near(found, expected)
 
 
 def test_a_new_process_and_another_thread_load_it(candy, tmp_path):

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
+from types import SimpleNamespace
 
+import pytest
+
+from korch.cuda import driver
+from korch.cuda.kernel import CudaKernel, Network, TorchCall
+from korch.cuda.measure import meter as meter_module
 from korch.cuda.measure import worker
 from korch.measure.record import Failed, Measured
 from korch.measure.session import MeasuringProcess, run_jobs
@@ -78,3 +85,39 @@ def test_a_kept_process_takes_tasks_until_it_ends(tmp_path, monkeypatch):
     assert bad == Failed("crashed", "the process ended by exit code 1")
     assert process.close() == (-9, "")
     assert process.close() == (0, "")
+
+
+def test_cubins_are_unloaded_after_a_measurement(tmp_path, monkeypatch):
+    called = []
+
+    class Driver:
+        def __getattr__(self, name):
+            return lambda *_: called.append(name) or 0
+
+    monkeypatch.setattr(driver, "_driver", Driver)
+    (tmp_path / "k.cubin").write_bytes(b"")
+    step = {"path": str(tmp_path / "k.cubin"), "symbol": "k", "shared_bytes": 0, "warps": 1}
+    with pytest.raises(ZeroDivisionError), ExitStack() as loaded:
+        worker._launch_maker({"launches": [step, step]}, loaded)
+        assert called.count("cuModuleLoadData") == 2 and "cuModuleUnload" not in called
+        raise ZeroDivisionError
+    assert called.count("cuModuleUnload") == 2
+
+
+def test_only_engines_may_take_a_minute(monkeypatch):
+    waited = []
+
+    def run_jobs(jobs, task, process, seconds):
+        waited.append((len(jobs), seconds))
+        return [None] * len(jobs)
+
+    group = SimpleNamespace(inputs=(), constant_inputs=())
+    batch = [SimpleNamespace(key=key, group=group, stored=()) for key in "abc"]
+    call, network = CudaKernel((TorchCall("c", ""),)), CudaKernel((Network("n", "", b"", ()),))
+    monkeypatch.setattr(meter_module, "run_jobs", run_jobs)
+    owner = object.__new__(meter_module.CudaMeter)
+    owner.compiler, owner._worker = SimpleNamespace(compile=lambda launches: {}), None
+    owner.target = SimpleNamespace(allow_tf32=False, l2_bytes=0)
+    owner.measure_batch(batch, {"a": call, "b": network, "c": call}, None)
+    owner.measure_batch(batch[:1], {"a": call}, None)
+    assert waited == [(2, meter_module.HANG_SECONDS), (1, meter_module.ENGINE_SECONDS), (1, meter_module.HANG_SECONDS)]

@@ -9,7 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import pickle
+import select
+import signal
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +32,8 @@ from korch.system.scratch import scratch_folder
 logger = logging.getLogger("korch.cuda")
 
 WORKER = "korch.cuda.compile_worker"
+COMPILE_SECONDS = 60.0
+"""How long a kernel may compile, with the start of the process; most take less than a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +161,8 @@ class _Process:
         except (EOFError, BrokenPipeError, pickle.UnpicklingError):
             self.close()
             return CubinFailure(launch.symbol, "the compiler crashed")
+        except TimeoutError:
+            return CubinFailure(launch.symbol, f"the compiler took longer than {COMPILE_SECONDS:g} s")
 
     def close(self) -> None:
         """End the process, and remove files that a crash has left behind."""
@@ -179,5 +186,9 @@ class _Process:
             raise EOFError
         self._process.stdin.write(request)
         self._process.stdin.flush()
+        if not select.select([self._process.stdout], [], [], COMPILE_SECONDS)[0]:
+            os.killpg(self._process.pid, signal.SIGKILL)  # also ends `ptxas`
+            self.close()
+            raise TimeoutError
         found: Cubin | CubinFailure = pickle.load(self._process.stdout)
         return found

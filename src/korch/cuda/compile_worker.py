@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from korch.cuda.compile import Cubin, CubinFailure
-from korch.cuda.kernel import SIGNATURE, Launch
+from korch.cuda.kernel import POINTER_ALIGNMENT, SIGNATURE, Launch
 from korch.cuda.module import load_functions
 
 
@@ -50,8 +50,7 @@ def _compile(launch: Launch, arch: int) -> Cubin | CubinFailure:
     try:
         function = getattr(load_functions([launch]), launch.symbol)
         signature = {name: SIGNATURE[dtype] for name, dtype in zip(function.arg_names, launch.signature, strict=True)}
-        # All memory begins at multiples of `ALIGNMENT`.
-        attrs = {(i,): [["tt.divisibility", 16]] for i in range(len(signature))}
+        attrs = {(i,): [["tt.divisibility", POINTER_ALIGNMENT]] for i in range(len(signature))}
         source = ASTSource(fn=function, signature=signature, constexprs={}, attrs=attrs)
         # Overflow checks take effect in debug modes only, but the code for them would always be generated.
         compiled = triton.compile(

@@ -96,6 +96,10 @@ class CudaFunction:
             _call("cuFuncSetAttribute", self._function, MAX_DYNAMIC_SHARED_SIZE, shared_bytes)
             _call("cuFuncSetAttribute", self._function, PREFERRED_CARVEOUT, 100)
 
+    def unload(self) -> None:
+        """Unload the cubin; no launch may still run. On a device that does not work any more, this does nothing."""
+        _driver().cuModuleUnload(self._module)
+
     def launch(self, programs: int, pointers: Sequence[int], stream: int) -> None:
         """Launch the kernel asynchronously.
 

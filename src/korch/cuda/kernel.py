@@ -22,7 +22,10 @@ import korch.cuda.functions as f
 """The text at the head of a module of kernels."""
 
 ALIGNMENT = 256
-"""The alignment of all memory on a device, in bytes."""
+"""The alignment of all memory on a device that Korch allocates, in bytes."""
+
+POINTER_ALIGNMENT = 16
+"""The alignment in bytes that kernels rely on: that of the widest load of a thread."""
 
 SIGNATURE = {
     DType.F64: "*fp64",

@@ -29,8 +29,8 @@ from korch.system.deadline import Deadline
 
 logger = logging.getLogger("korch.cuda")
 
-HANG_SECONDS = 60.0
-"""How long a job may send nothing; this includes the time in which TensorRT builds an engine."""
+HANG_SECONDS, ENGINE_SECONDS = 15.0, 60.0
+"""How long a job may send nothing, without and with the time in which TensorRT builds an engine."""
 WORKER = "korch.cuda.measure.worker"
 
 PASSES = 2
@@ -114,15 +114,17 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
                 ready.append(candidate)
             else:
                 self.keep(candidate.key, Failed("not compiled", failed))
-        if not ready:
-            return
         task = {"allow_tf32": self.target.allow_tf32, "l2_bytes": self.target.l2_bytes}
-        jobs = [_job(c, kernels[c.key], cubins, self.compiler) for c in ready]
-        with device_lock():
-            records = run_jobs(jobs, task, self._worker, HANG_SECONDS)
-        for candidate, record in zip(ready, records, strict=True):
-            if record is not None:
-                self.keep(candidate.key, record)
+        for has_engine, seconds in ((False, HANG_SECONDS), (True, ENGINE_SECONDS)):
+            part = [c for c in ready if (kernels[c.key].network is not None) is has_engine]
+            jobs = [_job(c, kernels[c.key], cubins, self.compiler) for c in part]
+            if not jobs:
+                continue
+            with device_lock():
+                records = run_jobs(jobs, task, self._worker, seconds)
+            for candidate, record in zip(part, records, strict=True):
+                if record is not None:
+                    self.keep(candidate.key, record)
 
     @property
     def _calibration(self) -> str:

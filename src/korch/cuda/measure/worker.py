@@ -15,6 +15,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,8 @@ def _serve_task(torch: Any, task: dict[str, Any], say: Callable[..., None]) -> N
     for number, job in enumerate(task["jobs"]):
         say(at=number)
         try:
-            with library_flags(torch, task["allow_tf32"]), torch.no_grad():
-                for sample in _time(torch, job, task["l2_bytes"], task["allow_tf32"]):
+            with library_flags(torch, task["allow_tf32"]), torch.no_grad(), ExitStack() as loaded:
+                for sample in _time(torch, job, task["l2_bytes"], task["allow_tf32"], loaded):
                     say(sample=[number, sample])
         except Exception as error:  # noqa: BLE001 - one kernel's failure is not the others'
             say(failed=[number, "failed", excerpt(error)])
@@ -86,10 +87,10 @@ def _is_sound(torch: Any) -> bool:
         return False
 
 
-def _time(torch: Any, job: dict[str, Any], l2_bytes: int, allow_tf32: bool) -> Sequence[int]:
-    """Return samples of the nanoseconds of one run."""
+def _time(torch: Any, job: dict[str, Any], l2_bytes: int, allow_tf32: bool, loaded: ExitStack) -> Sequence[int]:
+    """Return samples of the nanoseconds of one run; `loaded` unloads the kernel's cubins at its end."""
     turns, copies = _turns(job, l2_bytes)
-    make = _maker(torch, job, allow_tf32)
+    make = _maker(torch, job, allow_tf32, loaded)
     made: dict[tuple[int, int], Any] = {}
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -170,11 +171,11 @@ Make = Callable[[list[Any], Any], Callable[[], None]]
 """Function: buffers and a stream -> a function that runs the kernel on them."""
 
 
-def _maker(torch: Any, job: dict[str, Any], allow_tf32: bool) -> Make:
+def _maker(torch: Any, job: dict[str, Any], allow_tf32: bool, loaded: ExitStack) -> Make:
     """Load a kernel once; return a function that makes runs of it on given buffers."""
     if job["network"]:
         return _engine_maker(job, allow_tf32)
-    return _call_maker(torch, job) if job["call"] else _launch_maker(job)
+    return _call_maker(torch, job) if job["call"] else _launch_maker(job, loaded)
 
 
 def _engine_maker(job: dict[str, Any], allow_tf32: bool) -> Make:
@@ -220,11 +221,12 @@ def _call_maker(torch: Any, job: dict[str, Any]) -> Make:
     return make
 
 
-def _launch_maker(job: dict[str, Any]) -> Make:
-    functions = [
-        CudaFunction(Path(step["path"]).read_bytes(), step["symbol"], step["shared_bytes"], step["warps"])
-        for step in job["launches"]
-    ]
+def _launch_maker(job: dict[str, Any], loaded: ExitStack) -> Make:
+    functions = []
+    for step in job["launches"]:
+        image = Path(step["path"]).read_bytes()
+        functions.append(CudaFunction(image, step["symbol"], step["shared_bytes"], step["warps"]))
+        loaded.callback(functions[-1].unload)
 
     def make(buffers: list[Any], stream: Any) -> Callable[[], None]:
         pointers = [buffer.data_ptr() for buffer in buffers]

@@ -20,6 +20,7 @@ import numpy as np
 from korch.cuda.driver import CudaFunction
 from korch.cuda.engine import TensorRtEngine, check_maker, maker
 from korch.cuda.flags import library_flags
+from korch.cuda.kernel import POINTER_ALIGNMENT
 from korch.cuda.measure.device import require_torch
 from korch.cuda.module import load_call
 from korch.cuda.runtime.memory import StepMemory, bytes_of
@@ -133,18 +134,25 @@ class CudaExecutable(PlanExecutable):
     def bind(self, inputs: Sequence[Any] | None = None, outputs: Sequence[Any] | None = None) -> Bound:
         """Return a run over the caller's tensors, without copies.
 
-        `inputs`: dense tensors on the device, aligned to 16 bytes; None for new ones.
+        `inputs`: dense tensors on the device, aligned to 16 bytes; None for new ones. An output may not share memory
+        with another tensor.
 
         Raises:
-            InputError: a tensor has another shape or type, or is not dense, aligned and on the device.
+            InputError: there are too few or too many tensors; a tensor has another shape or type, or is not dense,
+                aligned and on the device; or an output shares memory.
         """
-        sides = []
+        sides, named = [], []
         for name, tensors in (("inputs", inputs), ("outputs", outputs)):
             wanted = self._allocate(name) if tensors is None else list(tensors)
-            for tensor, record in zip(wanted, getattr(self.plan, name), strict=True):
-                is_fit = tensor.is_cuda and tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
-                self._check(tensor, record, name, is_fit, ", dense, aligned and on the device")
+            records = getattr(self.plan, name)
+            if len(wanted) != len(records):
+                raise InputError(f"{len(wanted)} tensors are given", where=name, expected=str(len(records)))
+            for tensor, record in zip(wanted, records, strict=True):
+                is_fit = tensor.is_cuda and tensor.is_contiguous() and tensor.data_ptr() % POINTER_ALIGNMENT == 0
+                self._check(tensor, record, name[:-1], is_fit, ", dense, aligned and on the device")
+                named.append((f"{name[:-1]} {record.name!r}", tensor))
             sides.append(wanted)
+        _check_apart(named, len(sides[0]))
         with self._lock:
             return self._bind(*sides)
 
@@ -299,6 +307,14 @@ def open_engines(program: CudaProgram, arch: int, torch: Any) -> dict[int, Tenso
         for number, step in enumerate(program.steps)
         if step.engine
     }
+
+
+def _check_apart(named: Sequence[tuple[str, Any]], inputs: int) -> None:
+    """Raise `InputError` if a tensor after the first `inputs` shares memory with a tensor before it."""
+    for number, (output, b) in enumerate(named[inputs:], inputs):
+        for other, a in named[:number]:
+            if a.data_ptr() < b.data_ptr() + b.nbytes and b.data_ptr() < a.data_ptr() + a.nbytes:
+                raise InputError(f"it shares memory with {other}", where=output, expected="memory of its own")
 
 
 def _open_buffers(step: StepProgram) -> list[int]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from korch.cuda.layout import strided
+from korch.candidate.layout import Layout
+from korch.cuda.kernel import POINTER_ALIGNMENT
+from korch.cuda.layout import strided, strides_of
 from korch.cuda.runtime.record import BufferRecord, CudaProgram
 from korch.primitive.torch_calls.node import TORCH_TYPES
 
@@ -30,15 +32,26 @@ class StepMemory:
         self.kept: list[Any] = []
 
     def put(self, place: BufferRecord, result: Any) -> None:
-        """Use a call's result in place of a buffer of the arena; an output is copied.
+        """Use a call's result in place of a buffer of the arena; copy it if it is an output or not as kernels read it.
 
         Results stay alive as long as the graph, because branches of the graph run concurrently.
         """
-        if place.memory != "arena":
+        if place.memory == "arena" and self._is_usable(result, place):
+            self.results[place.at] = result
+            self.kept.append(result)
+        else:
+            self.forget([place])
             self.tensor(place).copy_(result)
-            return
-        self.results[place.at] = result
-        self.kept.append(result)
+
+    def _is_usable(self, result: Any, place: BufferRecord) -> bool:
+        """Return whether a result is dense in the buffer's layout, begins where vectors may, and is not in the arena.
+
+        A view of an argument in the arena would change when the argument's memory is reused.
+        """
+        begin = result.data_ptr()
+        is_own = not 0 <= begin - self.arena.data_ptr() < self.arena.numel()
+        wanted = zip(result.shape, result.stride(), strides_of(place.shape, Layout.parse(place.layout)), strict=True)
+        return is_own and begin % POINTER_ALIGNMENT == 0 and all(n == 1 or own == step for n, own, step in wanted)
 
     def forget(self, places: Sequence[BufferRecord]) -> None:
         """Record that a step writes these buffers (or uses them as scratch memory), so they are in the arena again."""
