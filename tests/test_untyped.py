@@ -91,7 +91,11 @@ EXPRESSIONS: Mapping[str, Sequence[str]] = {
         "system/",
     ),
     "a check of what a file says before it is trusted": ("runtime/artifact.py", "runtime/build.py"),
-    "C++, Python and Triton sources: the names in a text": ("provider/torch_opaque.py", "tile/triton/text.py"),
+    "C++, Python and Triton sources: the names in a text": (
+        "cuda/measure/job.py",
+        "provider/torch_opaque.py",
+        "tile/triton/text.py",
+    ),
     "places to fill in a page": ("report/page.py",),
 }
 

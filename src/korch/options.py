@@ -81,8 +81,9 @@ class Options:
     target: str = field(
         default="cpu",
         metadata={
-            "help": "the device to build for: cpu; cuda (the device of this machine); or cuda:sm_90 or cuda:sm_80 "
-            "with --dry-run, which needs no device"
+            "help": "the device to build for: cpu; cuda (the device of this machine); cuda:NAME, as in cuda:h200 (a "
+            "device whose records were imported, see `korch measure`); or cuda:sm_90 or cuda:sm_80 with --dry-run or "
+            "`korch prepare`. Only cuda needs a device"
         },
     )
     threads: int = field(
@@ -212,11 +213,11 @@ class Options:
             raise OptionError("a replay writes no ledger", "option ledger", hint="Remove --ledger or --replay")
         _check_threads(self.threads)
         self._check_error()
-        if not re.fullmatch(r"cpu|cuda(:sm_\d+)?", self.target):
+        if not re.fullmatch(r"cpu|cuda(:[\w -]+)?", self.target):
             raise OptionError(
                 f"unknown target {self.target!r}",
                 where="option target",
-                expected="cpu, cuda, or with --dry-run cuda:sm_90 or cuda:sm_80",
+                expected="cpu, cuda, cuda:NAME, or with --dry-run cuda:sm_90 or cuda:sm_80",
             )
         if len(set(self.isas)) < len(self.isas) or (self.isa and not all(self.isas)):
             raise OptionError(f"the value is {self.isa!r}", "option isa", "different names, such as avx512,avx2")
@@ -252,6 +253,11 @@ class Options:
     def is_cuda(self) -> bool:
         """Whether the target is a CUDA device."""
         return self.target != "cpu"
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the target is a CUDA device that is known from records."""
+        return self.target.startswith("cuda:") and not self.target.startswith("cuda:sm_")
 
     @property
     def isas(self) -> tuple[str, ...]:

@@ -80,6 +80,14 @@ def test_of_a_damaged_file_nothing_is_imported(damage: str, tmp_path: Path, caps
     assert stats(folder) == []
 
 
+def test_a_line_that_was_being_written_is_left_out(tmp_path: Path) -> None:
+    export_to(filled(tmp_path / "a", "xy"), tmp_path / "a.gz")
+    text = gzip.decompress((tmp_path / "a.gz").read_bytes())
+    (tmp_path / "a.jsonl").write_bytes(text[:-5])
+    assert import_from(tmp_path / "b", [tmp_path / "a.jsonl"]) == (3, 3)
+    assert import_from(tmp_path / "b", [tmp_path / "a.gz"]) == (1, 4)
+
+
 def test_stats_name_the_fields_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here = plain(target_of(Options()))
     for cpu, names in ((here["cpu"], "xy"), ("another", "z")):

@@ -57,9 +57,12 @@ def stats(parsed: argparse.Namespace) -> int:
         return 0
     for one in found:
         first, last = (datetime.fromtimestamp(at_s, UTC).date().isoformat() for at_s in (one.first_s, one.last_s))
+        is_cuda = "arch" in one.fields
         name = f"{one.fields.get('cpu', 'unknown CPU')}, {one.fields.get('isa', '?')}"
+        name = f"{one.fields['name']}, sm_{one.fields['arch']}" if is_cuda else name
         print(f"{one.target}: {name}: {one.records} records and {one.facts} facts, {first} to {last}")
-        print("  " + ("; ".join(one.differences(here)) or ("used here" if one.fields else "not described")))
+        use = f"--target 'cuda:{one.fields['name']}': {', '.join(one.fields['versions'])}" if is_cuda else ""
+        print("  " + (use or "; ".join(one.differences(here)) or ("used here" if one.fields else "not described")))
     print(f"{sum(one.records for one in found)} records")
     return 0
 

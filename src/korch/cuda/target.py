@@ -91,8 +91,8 @@ class CudaTarget:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all that measurements depend on; it is part of their key."""
-        text = repr((self.arch, self.name, self.processors, self.allow_tf32, self.allow_split, self.versions))
+        """A hash of all that measurements depend on apart from the kernel; it is part of their key."""
+        text = repr((self.arch, self.name, self.processors, self.versions))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

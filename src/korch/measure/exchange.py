@@ -1,8 +1,9 @@
 """The kernel database as files that travel between machines.
 
-A file is gzipped lines of JSON: first the schema, then one line for each target, record and fact, with the checksum and
-the time of the entry. Entries count only where target, versions and kernel are equal, so a file from another kind of
-machine does no harm; it is named.
+A file is lines of JSON, gzipped if `korch database` has written it: first the schema, then one line for each target,
+record and fact, with the checksum and the time of the entry. A last line without an end was being written when its
+process was stopped, and is left out. Entries count only where target, versions and kernel are equal, so a file from
+another kind of machine does no harm; it is named.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from korch.system.files import open_file
 from korch.system.scratch import write_atomically
 
 KIND = "korch kernel database"
+GZIP = b"\x1f\x8b"
+HEAD = {"kind": KIND, "schema": SCHEMA_VERSION}
 TABLES = ("targets", "records", "facts")
 
 _COUNTS = """
@@ -62,10 +65,14 @@ def export_to(folder: Path, path: Path) -> int:
     """Write the database of a folder to a file, atomically; return the number of entries."""
     with closing(Database(folder, "")) as database:
         rows = [(table, row) for table in TABLES for row in database.rows(f"SELECT * FROM {table}")]
-    lines = [{"kind": KIND, "schema": SCHEMA_VERSION}, *([table, *row] for table, row in rows)]
-    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+    text = "".join(map(as_line, [HEAD, *([table, *row] for table, row in rows)]))
     write_atomically(path, gzip.compress(text.encode(), mtime=0))
     return len(rows)
+
+
+def as_line(entry: object) -> str:
+    """Return a line of a file: the head, or the name of a table with the values of a row."""
+    return json.dumps(entry, separators=(",", ":")) + "\n"
 
 
 def import_from(folder: Path, paths: Iterable[Path]) -> tuple[int, int]:
@@ -77,16 +84,24 @@ def import_from(folder: Path, paths: Iterable[Path]) -> tuple[int, int]:
     Raises:
         OptionError: a file is damaged, or of another version; nothing of any file is added.
     """
-    rows = [row for path in paths for row in _read(path)]
+    rows = [row for path in paths for row in read_rows(path)]
     with closing(Database(folder, "")) as database:
         return database.add(rows), len(rows)
 
 
-def _read(path: Path) -> Iterator[Row]:
-    hint = "Write it with `korch database export`"
+def read_rows(path: Path) -> Iterator[Row]:
+    """Yield the entries of a file, each after the name of its table.
+
+    Raises:
+        OptionError: the file is damaged, or of another version.
+    """
+    hint = "Write it with `korch database export` or `korch measure`"
     try:
         with open_file(path) as stream:
-            head, *lines = gzip.decompress(stream.read()).decode().splitlines()
+            content = stream.read()
+        is_whole = content.startswith(GZIP)
+        content = gzip.decompress(content) if is_whole else content[: content.rfind(b"\n") + 1]
+        head, *lines = content.decode().splitlines()
         first = json.loads(head)
         if first.get("kind") != KIND:
             raise ValueError("it is no kernel database")

@@ -156,7 +156,7 @@ class CandidateMeter(ABC, Generic[T, K]):
     def known(self, candidate: Candidate) -> Record | None:
         """Return the record of a candidate from this run or the database; None if there is none."""
         if candidate.key not in self._records:
-            record = self.database.record(candidate.key)
+            record = self.database.record(self.record_key(candidate.key))
             if record is None:
                 return None
             if is_worth_retrying(record):
@@ -235,7 +235,11 @@ class CandidateMeter(ABC, Generic[T, K]):
             record = confirmed(self._first[key], record)
         self._records[key] = record
         if is_lasting(record):
-            self.database.put_record(key, record)
+            self.database.put_record(self.record_key(key), record)
+
+    def record_key(self, key: str) -> str:
+        """Return the key of a candidate's record in the database."""
+        return key
 
 
 def _refused(refusal: Refusal) -> Failed:

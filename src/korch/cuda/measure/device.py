@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+from pathlib import Path
 from typing import Any
 
 from korch.cuda.driver import has_driver
@@ -12,13 +13,15 @@ from korch.cuda.flags import library_flags
 from korch.cuda.module import require_triton
 from korch.cuda.target import NOMINAL, CudaTarget
 from korch.errors import OptionError, UnsupportedError
+from korch.measure.exchange import stats
 from korch.records import read_record
 from korch.system.extras import install_command
 
-CALIBRATION = "cuda-calibration-2"
+CALIBRATION = "cuda-calibration-3"
 """The name of a device's measured rates in the database."""
 
 COPY_BYTES = 2 << 30
+RATES = ("copy_bytes_per_s", "l2_bytes_per_s", "f32_flop_per_s", "tf32_flop_per_s", "half_flop_per_s", "launch_ns")
 MARGIN = 1.1
 """Rates are raised by this factor, so that bounds stay below times."""
 
@@ -65,8 +68,10 @@ def require_device(target: str) -> None:
         )
 
 
-def detect_cuda_target() -> CudaTarget:
+def detect_cuda_target(triton: str = "") -> CudaTarget:
     """Return the device of this machine with the nominal rates of its kind.
+
+    `triton`: the version of Triton that compiles the kernels; by default, that of this machine.
 
     Raises:
         UnsupportedError: there is no device, or it is older than sm_80.
@@ -79,9 +84,9 @@ def detect_cuda_target() -> CudaTarget:
             f"{found.name} is sm_{arch}", where="option target", expected="sm_80 or newer", hint="Use --target cpu"
         )
     known = NOMINAL[max(a for a in NOMINAL if a <= arch)]
-    triton = require_triton()
+    triton = triton or require_triton().__version__
     shared = getattr(found, "shared_memory_per_block_optin", known.shared_bytes)
-    versions = (f"torch {torch.__version__}", f"triton {triton.__version__}", f"cuda {torch.version.cuda}")
+    versions = (f"torch {torch.__version__}", f"triton {triton}", f"cuda {torch.version.cuda}")
     return dataclasses.replace(
         known,
         arch=arch,
@@ -90,7 +95,46 @@ def detect_cuda_target() -> CudaTarget:
         l2_bytes=getattr(found, "L2_cache_size", known.l2_bytes),
         shared_bytes=shared,
         versions=versions,
+        is_nominal=False,
     )
+
+
+def recorded_target(name: str, folder: Path) -> CudaTarget:
+    """Return the device that a target such as `cuda:h200` names, as `korch measure` has described it.
+
+    `folder`: the folder of the database with its records; the latest of several devices whose names match is taken.
+
+    Raises:
+        OptionError: the database has no such device.
+        UnsupportedError: its kernels were compiled by another version of Triton.
+    """
+    wanted = name.partition(":")[2].lower()
+    devices = [one for one in stats(folder) if "arch" in one.fields and not one.fields["is_nominal"]]
+    found = max(
+        (one for one in devices if wanted in one.fields["name"].lower()), key=lambda one: one.last_s, default=None
+    )
+    if found is None:
+        known = ", ".join(sorted({f"cuda:{one.fields['name']}" for one in devices})) or "none yet"
+        raise OptionError(
+            f"no device called {wanted!r} is recorded in {folder}",
+            "option target",
+            f"a device that is recorded: {known}",
+            "Import what `korch measure` wrote: korch database import FILE",
+        )
+    target = read_record(CudaTarget, dict(found.fields), "target")
+    here = f"triton {require_triton().__version__}"
+    if here not in target.versions:
+        raise UnsupportedError(
+            f"the kernels of {target.name} were compiled with other versions ({', '.join(target.versions)})",
+            where="option target",
+            hint=f"This machine has {here}: prepare and measure the kernels again, or install that version",
+        )
+    return target
+
+
+def with_rates(target: CudaTarget, rated: CudaTarget) -> CudaTarget:
+    """Return a target with the rates of another one."""
+    return dataclasses.replace(target, **{name: getattr(rated, name) for name in RATES})
 
 
 def calibrate(target: CudaTarget) -> CudaTarget:
@@ -109,7 +153,7 @@ def calibrate(target: CudaTarget) -> CudaTarget:
     }
     raised: dict[str, Any] = {name: rate * MARGIN for name, rate in rates.items()}
     raised["l2_bytes_per_s"] = max(raised["l2_bytes_per_s"], raised["copy_bytes_per_s"])
-    return dataclasses.replace(target, **raised, launch_ns=int(_launch_ns(torch) / MARGIN), is_nominal=False)
+    return dataclasses.replace(target, **raised, launch_ns=int(_launch_ns(torch) / MARGIN))
 
 
 def to_text(target: CudaTarget) -> str:

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from korch.candidate.candidate import Candidate
+from korch.candidate.candidate import Candidate, Refusal
 from korch.costs.rates import Rates
 from korch.cuda.compile import Cubin, CubinCompiler, CubinFailure
-from korch.cuda.kernel import CudaKernel, TorchCall
+from korch.cuda.kernel import CudaKernel
 from korch.cuda.measure.bounds import bound_ns
-from korch.cuda.measure.device import CALIBRATION, calibrate, detect_cuda_target, from_text, to_text
+from korch.cuda.measure.device import (
+    CALIBRATION,
+    calibrate,
+    detect_cuda_target,
+    from_text,
+    recorded_target,
+    to_text,
+    with_rates,
+)
+from korch.cuda.measure.job import job_key, job_of, with_cubins
 from korch.cuda.measure.lock import device_lock
 from korch.cuda.target import CudaTarget, nominal_target
 from korch.measure.database import Database
-from korch.measure.meter import CandidateMeter
+from korch.measure.meter import NEVER, CandidateMeter
 from korch.measure.record import Failed, Measured, Record
 from korch.measure.session import MeasuringProcess, run_jobs
 from korch.options import Options
@@ -40,22 +48,36 @@ PASSES = 2
 class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
     """Compiles kernels with Triton and times them on the device, in a separate process.
 
+    Without a device, the times that were measured elsewhere are known, and nothing else is. A record belongs to a job,
+    not to a candidate: equal kernels have equal records, however they were found.
+
+    Attributes:
+        target: what kernels are made for. Its rates are those of a data sheet, so that the same kernels are offered
+            on a machine without the device.
+        rated: the target with measured rates, if they are known.
+
     Raises:
         UnsupportedError: there is no device, or no Triton.
     """
 
     def __init__(self, options: Options, providers: Sequence[Provider[CudaTarget, CudaKernel]]) -> None:
         super().__init__(options, providers)
-        is_here = options.target == "cuda"
-        known = detect_cuda_target() if is_here else nominal_target(options.target)
-        self.target = dataclasses.replace(known, allow_tf32=options.allows_tf32, allow_split=not options.strict)
+        self._has_device = options.target == "cuda"
+        self._is_recorded = options.is_recorded
+        found = self._device(options)
+        self.target = dataclasses.replace(found, allow_tf32=options.allows_tf32, allow_split=not options.strict)
         self._worker = MeasuringProcess(WORKER)
         self.compiler = CubinCompiler(self.target.arch, options.cache_folder)
-        self.database = Database(
-            self.compiler.folder.parent, self.target.fingerprint, fields=json.dumps(plain(self.target))
-        )
-        if is_here:
-            self.target = self._calibrated(self.target)
+        self.database = Database(options.cache_folder, found.fingerprint, fields=json.dumps(plain(found)))
+        self.rated = self.target if self.target.is_nominal else self._calibrated()
+        self._names: dict[str, str] = {}
+
+    def _device(self, options: Options) -> CudaTarget:
+        if self._has_device:
+            return detect_cuda_target()
+        if self._is_recorded:
+            return recorded_target(options.target, options.cache_folder)
+        return nominal_target(options.target)
 
     def close(self) -> None:
         """Close the database and end the processes that compile and measure."""
@@ -65,7 +87,7 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
 
     def bound_ns(self, candidate: Candidate) -> int:
         """Return a lower bound of the time of any kernel for a candidate."""
-        return bound_ns(candidate, self.target)
+        return bound_ns(candidate, self.rated)
 
     def predict(self, candidates: Sequence[Candidate]) -> list[tuple[int, float]]:
         """Return the approximate time of each candidate in nanoseconds, and the usual error of its logarithm.
@@ -88,8 +110,8 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
         factor = self.bound_ns(candidate) / max(1, record.time_ns)
         if factor <= 1:
             return
-        target = self.target
-        self.target = dataclasses.replace(
+        target = self.rated
+        self.rated = dataclasses.replace(
             target,
             launch_ns=min(target.launch_ns, record.time_ns // 2),
             copy_bytes_per_s=target.copy_bytes_per_s * factor,
@@ -98,50 +120,86 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
             tf32_flop_per_s=target.tf32_flop_per_s * factor,
             half_flop_per_s=target.half_flop_per_s * factor,
         )
-        self.database.put_fact(self._calibration, to_text(self.target))
+        self.database.put_fact(CALIBRATION, to_text(self.rated))
 
     def rates(self) -> Rates:
         """Return the device's rates."""
-        return Rates(rate_flop_per_s=self.target.f32_flop_per_s, copy_bytes_per_s=self.target.copy_bytes_per_s)
+        return Rates(rate_flop_per_s=self.rated.f32_flop_per_s, copy_bytes_per_s=self.rated.copy_bytes_per_s)
+
+    def build(self, candidate: Candidate) -> CudaKernel | Refusal:
+        """Let a candidate's provider build its kernel, and store the key of its job."""
+        built = super().build(candidate)
+        if isinstance(built, CudaKernel):
+            key = job_key(self.job(candidate, built))
+            if self.record_key(candidate.key) != key:
+                self._names[candidate.key] = key
+                self.database.put_fact(self._name_fact(candidate.key), key)
+        return built
+
+    def job(self, candidate: Candidate, kernel: CudaKernel) -> dict[str, Any]:
+        """Return the job of a candidate's kernel, without its cubins."""
+        return job_of(candidate, kernel, self.target.allow_tf32)
+
+    def record_key(self, key: str) -> str:
+        """Return the key of the job of a candidate; the candidate's own while its kernel is not built."""
+        if key not in self._names and (name := self.database.fact(self._name_fact(key))) is not None:
+            self._names[key] = name
+        return self._names.get(key, key)
+
+    def known(self, candidate: Candidate) -> Record | None:
+        """Return the record of a candidate; of a recorded device, every candidate has one: it may be a failure."""
+        found = super().known(candidate)
+        if found is None and self._is_recorded:
+            built = self.kernel(candidate)
+            found = super().known(candidate) or Failed("late", "it was not measured on the device")
+            self._records[candidate.key] = Failed("refused", built.reason) if isinstance(built, Refusal) else found
+        return self._records.get(candidate.key)
+
+    def measure(self, candidates: Sequence[Candidate], deadline: Deadline = NEVER) -> list[Record | None]:
+        """Build and time candidates whose kernels have no record yet."""
+        for candidate in candidates:
+            if self.known(candidate) is None:
+                self.kernel(candidate)  # its record may be known by the kernel's name
+        return super().measure(candidates, deadline)
 
     def measure_batch(self, batch: Sequence[Candidate], kernels: Mapping[str, CudaKernel], deadline: Deadline) -> None:
-        """Compile kernels and time them."""
+        """Compile kernels and time them; without a device, do nothing."""
+        if not self._has_device:
+            return
         cubins = self.compiler.compile([la for c in batch for la in kernels[c.key].launches])
-        ready: list[Candidate] = []
+        ready: list[tuple[Candidate, dict[str, Any]]] = []
         for candidate in batch:
-            failed = failure_of(kernels[candidate.key], cubins)
-            if failed is None:
-                ready.append(candidate)
+            job = with_cubins(self.job(candidate, kernels[candidate.key]), cubins, self.compiler.folder)
+            if isinstance(job, str):
+                self.keep(candidate.key, Failed("not compiled", job))
             else:
-                self.keep(candidate.key, Failed("not compiled", failed))
-        task = {"allow_tf32": self.target.allow_tf32, "l2_bytes": self.target.l2_bytes}
+                ready.append((candidate, job))
         for has_engine, seconds in ((False, HANG_SECONDS), (True, ENGINE_SECONDS)):
-            part = [c for c in ready if (kernels[c.key].network is not None) is has_engine]
-            jobs = [_job(c, kernels[c.key], cubins, self.compiler) for c in part]
-            if not jobs:
+            part = [(c, job) for c, job in ready if (job["network"] is not None) is has_engine]
+            if not part:
                 continue
             with device_lock():
-                records = run_jobs(jobs, task, self._worker, seconds)
-            for candidate, record in zip(part, records, strict=True):
+                records = run_jobs([job for _, job in part], {"l2_bytes": self.target.l2_bytes}, self._worker, seconds)
+            for (candidate, _), record in zip(part, records, strict=True):
                 if record is not None:
                     self.keep(candidate.key, record)
 
-    @property
-    def _calibration(self) -> str:
-        return f"{CALIBRATION} {'tf32' if self.target.allow_tf32 else 'f32'}"
+    def _name_fact(self, key: str) -> str:
+        """Return the name of the fact that says which job a candidate has; the options may change the kernel."""
+        return f"job {key}{' tf32' * self.target.allow_tf32}{' strict' * (not self.target.allow_split)}"
 
-    def _calibrated(self, target: CudaTarget) -> CudaTarget:
+    def _calibrated(self) -> CudaTarget:
         found = self._known_rates()
-        if found is None:
+        if found is None and self._has_device:
             with device_lock():
                 found = self._known_rates()  # another process may have measured them meanwhile
                 if found is None:
-                    found = calibrate(target)
-                    self.database.put_fact(self._calibration, to_text(found))
-        return found
+                    found = calibrate(self.target)
+                    self.database.put_fact(CALIBRATION, to_text(found))
+        return with_rates(self.target, found or self.target)
 
     def _known_rates(self) -> CudaTarget | None:
-        text = self.database.fact(self._calibration)
+        text = self.database.fact(CALIBRATION)
         try:
             return from_text(text) if text is not None else None
         except ValueError:
@@ -156,47 +214,3 @@ def failure_of(kernel: CudaKernel, cubins: Mapping[str, Cubin | CubinFailure]) -
         if isinstance(found, CubinFailure):
             return found.message
     return None
-
-
-def _job(
-    candidate: Candidate, kernel: CudaKernel, cubins: Mapping[str, Cubin | CubinFailure], compiler: CubinCompiler
-) -> dict[str, Any]:
-    """Return the description of a kernel for the measuring process."""
-    group = candidate.group
-    buffers: list[dict[str, Any]] = []
-    for i, (type_, layout) in enumerate(candidate.stored):
-        kind = "output" if i >= len(group.inputs) else ("constant" if i in group.constant_inputs else "input")
-        buffers.append(
-            {
-                "kind": kind,
-                "bytes": layout.size_bytes(type_),
-                "dtype": type_.dtype.value,
-                "shape": list(type_.shape),
-                "layout": str(layout),
-            }
-        )
-    buffers += [
-        {"kind": "scratch", "bytes": size * dtype.size_bytes, "dtype": dtype.value} for dtype, size in kernel.scratch
-    ]
-    buffers += [{"kind": "table", "bytes": 4 * len(table), "table": list(table)} for table in kernel.tables]
-    step = kernel.steps[0] if kernel.steps else None
-    call = {"symbol": step.symbol, "source": step.source} if isinstance(step, TorchCall) else None
-    launches = []
-    for launch in kernel.launches:
-        cubin = cubins[launch.symbol]
-        if isinstance(cubin, Cubin):
-            launches.append(
-                {
-                    "path": str(compiler.folder / f"{launch.symbol}.cubin"),
-                    "symbol": launch.symbol,
-                    "shared_bytes": cubin.shared_bytes,
-                    "warps": launch.warps,
-                    "programs": launch.grid,
-                    "arguments": list(launch.arguments),
-                }
-            )
-    network = kernel.network and {
-        "model": base64.b64encode(kernel.network.model).decode(),
-        "known": list(kernel.network.constants),
-    }
-    return {"buffers": buffers, "launches": launches, "call": call, "network": network}
