@@ -117,7 +117,7 @@ def test_only_engines_may_take_a_minute(monkeypatch):
     monkeypatch.setattr(meter_module, "run_jobs", run_jobs)
     owner = object.__new__(meter_module.CudaMeter)
     owner.compiler, owner._worker = SimpleNamespace(compile=lambda launches: {}), None
-    owner.target = SimpleNamespace(allow_tf32=False, l2_bytes=0)
+    owner.target, owner._has_device = SimpleNamespace(allow_tf32=False, l2_bytes=0), True
     owner.measure_batch(batch, {"a": call, "b": network, "c": call}, None)
     owner.measure_batch(batch[:1], {"a": call}, None)
     assert waited == [(2, meter_module.HANG_SECONDS), (1, meter_module.ENGINE_SECONDS), (1, meter_module.HANG_SECONDS)]

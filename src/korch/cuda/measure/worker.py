@@ -69,8 +69,8 @@ def _serve_task(torch: Any, task: dict[str, Any], say: Callable[..., None]) -> N
     for number, job in enumerate(task["jobs"]):
         say(at=number)
         try:
-            with library_flags(torch, task["allow_tf32"]), torch.no_grad(), ExitStack() as loaded:
-                for sample in _time(torch, job, task["l2_bytes"], task["allow_tf32"], loaded):
+            with library_flags(torch, job["allow_tf32"]), torch.no_grad(), ExitStack() as loaded:
+                for sample in _time(torch, job, task["l2_bytes"], loaded):
                     say(sample=[number, sample])
         except Exception as error:  # noqa: BLE001 - one kernel's failure is not the others'
             say(failed=[number, "failed", excerpt(error)])
@@ -87,10 +87,10 @@ def _is_sound(torch: Any) -> bool:
         return False
 
 
-def _time(torch: Any, job: dict[str, Any], l2_bytes: int, allow_tf32: bool, loaded: ExitStack) -> Sequence[int]:
+def _time(torch: Any, job: dict[str, Any], l2_bytes: int, loaded: ExitStack) -> Sequence[int]:
     """Return samples of the nanoseconds of one run; `loaded` unloads the kernel's cubins at its end."""
     turns, copies = _turns(job, l2_bytes)
-    make = _maker(torch, job, allow_tf32, loaded)
+    make = _maker(torch, job, loaded)
     made: dict[tuple[int, int], Any] = {}
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -171,14 +171,14 @@ Make = Callable[[list[Any], Any], Callable[[], None]]
 """Function: buffers and a stream -> a function that runs the kernel on them."""
 
 
-def _maker(torch: Any, job: dict[str, Any], allow_tf32: bool, loaded: ExitStack) -> Make:
+def _maker(torch: Any, job: dict[str, Any], loaded: ExitStack) -> Make:
     """Load a kernel once; return a function that makes runs of it on given buffers."""
     if job["network"]:
-        return _engine_maker(job, allow_tf32)
+        return _engine_maker(job)
     return _call_maker(torch, job) if job["call"] else _launch_maker(job, loaded)
 
 
-def _engine_maker(job: dict[str, Any], allow_tf32: bool) -> Make:
+def _engine_maker(job: dict[str, Any]) -> Make:
     """Build an engine with random weights; each buffer set gets a separate copy of the engine."""
     known, specs = job["network"]["known"], job["buffers"]
     rng = np.random.default_rng(0)
@@ -186,7 +186,7 @@ def _engine_maker(job: dict[str, Any], allow_tf32: bool) -> Make:
         f"i{i}": (rng.random(specs[i]["shape"]) * 0.5 + 0.5).astype(DType(specs[i]["dtype"]).numpy) for i in known
     }
     model = onnx.ModelProto.FromString(base64.b64decode(job["network"]["model"]))
-    image = build_engine(with_constants(model, constants).SerializeToString(), allow_tf32)
+    image = build_engine(with_constants(model, constants).SerializeToString(), job["allow_tf32"])
     inputs = sum(spec["kind"] in ("constant", "input") for spec in specs)
     given = [i for i in range(len(specs)) if i not in known]
     names = [f"i{i}" if i < inputs else f"o{i - inputs}" for i in given]
