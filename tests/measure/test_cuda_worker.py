@@ -104,7 +104,7 @@ def test_cubins_are_unloaded_after_a_measurement(tmp_path, monkeypatch):
     assert called.count("cuModuleUnload") == 2
 
 
-def test_only_engines_may_take_a_minute(monkeypatch):
+def test_only_engines_may_take_a_minute(tmp_path, monkeypatch):
     waited = []
 
     def run_jobs(jobs, task, process, seconds):
@@ -116,7 +116,7 @@ def test_only_engines_may_take_a_minute(monkeypatch):
     call, network = CudaKernel((TorchCall("c", ""),)), CudaKernel((Network("n", "", b"", ()),))
     monkeypatch.setattr(meter_module, "run_jobs", run_jobs)
     owner = object.__new__(meter_module.CudaMeter)
-    owner.compiler, owner._worker = SimpleNamespace(compile=lambda launches: {}), None
+    owner.compiler, owner._worker = SimpleNamespace(compile=lambda launches: {}, folder=tmp_path), None
     owner.target, owner._has_device = SimpleNamespace(allow_tf32=False, l2_bytes=0), True
     owner.measure_batch(batch, {"a": call, "b": network, "c": call}, None)
     owner.measure_batch(batch[:1], {"a": call}, None)
