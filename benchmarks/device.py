@@ -9,9 +9,10 @@ written after each of its engines; a row that lacks engines is measured again by
 it runs two models within 170 seconds. The table is printed last.
 
 With --jobs several configurations are prepared at the same time, but only one at a time is timed.
-Engines are timed interleaved. A time is measured between two events around a few runs. Korch and
-torch.compile use CUDA graphs. Eager PyTorch launches kernels one by one, so its time includes the
-host's time if the host is slower than the device. Inputs are not copied. For float16 Korch gets the
+Engines are timed interleaved. Eager PyTorch and torch.compile are timed twice: as they are called, which
+includes the host's time if the host is slower than the device, and captured in a CUDA graph (column "+graph").
+Korch and the captured graphs are timed on the device: a few replays between two events, behind a sleep of the
+device. Inputs are not copied. For float16 Korch gets the
 float32 model and float32 inputs, with `--precision float16`; the others get a model in float16. An
 engine that is not installed, fails or takes too long is listed with the reason.
 
@@ -53,9 +54,8 @@ from typing import Any
 
 import numpy as np
 
-ROUNDS = 15
-RUNS = 5
-"""Runs of an engine in each round."""
+from benchmarks.peers.captured import CLOCK, WARM_UP, Replay, interleaved, locked_capture, peers
+from korch.cuda.measure.lock import device_lock
 
 QUICK_SECONDS = 170.0
 TEST_SECONDS = 170.0
@@ -71,7 +71,15 @@ TRANSFORMER_NAMES = ("bert", "gpt2", "vit", "llama")
 PACKAGES = ("torch", "triton", "onnx", "numpy", "onnxruntime-gpu", "tensorrt", "ortools")
 
 
-COLUMNS = {"korch": "korch", "eager": "eager", "torch.compile": "compile", "tensorrt": "tensorrt", "onnxruntime": "ort"}
+COLUMNS = {
+    "korch": "korch",
+    "eager": "eager",
+    "eager captured": "+graph",
+    "torch.compile": "compile",
+    "torch.compile captured": "+graph",
+    "tensorrt": "tensorrt",
+    "onnxruntime": "ort",
+}
 
 
 def main() -> int:
@@ -202,6 +210,7 @@ def _empty_row(name: str, precision: str, batch: int, device: str) -> dict[str, 
         "batch": batch,
         "is_whole": False,
         "engines": {},
+        "clock": CLOCK,
         "device": {"name": device, "versions": versions},
     }
 
@@ -216,6 +225,9 @@ def measure(name: str, precision: str, batch: int, args: argparse.Namespace, out
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.benchmark = True
     module, inputs, model = _model(name, batch, "cuda")
+    if precision == "float16":
+        module.half()
+        inputs = [t.half() if t.is_floating_point() else t for t in inputs]
     row = _empty_row(name, precision, batch, torch.cuda.get_device_name(0))
 
     def korch_run() -> Callable[[], Any]:
@@ -223,21 +235,11 @@ def measure(name: str, precision: str, batch: int, args: argparse.Namespace, out
         found = korch.optimize(*model, **options_of(precision, args))
         executable = getattr(found, "flat", found)
         row["korch"] = _describe(executable, time.monotonic() - begun_s)
-        return executable.bind().replay  # type: ignore[no-any-return]
-
-    def half() -> None:
-        if precision == "float16":
-            module.half()
-            inputs[:] = [t.half() if t.is_floating_point() else t for t in inputs]
-
-    def eager() -> Callable[[], Any]:
-        half()
-        return lambda: module(*inputs)
+        return Replay(executable.bind())
 
     engines: dict[str, Callable[[], Callable[[], Any]]] = {
         "korch": korch_run,
-        "eager": eager,
-        "torch.compile": lambda: _compiled(module, inputs, args.quick),
+        **peers(torch, module, inputs, args.quick),
         "tensorrt": lambda: _tensorrt(module, model[0], inputs, precision),
         "onnxruntime": lambda: _onnxruntime(model[0], inputs, precision),
     }
@@ -248,9 +250,10 @@ def measure(name: str, precision: str, batch: int, args: argparse.Namespace, out
             try:
                 with _limit(None if engine.startswith("korch") else PEER_SECONDS):
                     run = prepare()
-                    for _ in range(3):
-                        run()
-                    torch.cuda.synchronize()
+                    with device_lock():  # libraries time kernels in first runs
+                        for _ in range(WARM_UP):
+                            run()
+                        torch.cuda.synchronize()
             except Exception as error:  # noqa: BLE001 - the others are measured all the same
                 if engine.startswith("korch"):
                     traceback.print_exc()
@@ -259,7 +262,7 @@ def measure(name: str, precision: str, batch: int, args: argparse.Namespace, out
             else:
                 runs[engine] = run
                 row["engines"][engine] = {"prepare_s": time.monotonic() - begun_s}
-                for other, times_ms in _interleaved(torch, runs).items():
+                for other, times_ms in interleaved(torch, runs).items():
                     row["engines"][other]["times_ms"] = times_ms
             row["is_whole"] = engine == list(engines)[-1]
             output.write_text(json.dumps(row, indent=1))
@@ -324,16 +327,6 @@ def _model(name: str, batch: int, device: str) -> tuple[Any, list[Any], tuple[An
     return copy.deepcopy(module).to(device), inputs, (exported,)
 
 
-def _compiled(module: Any, inputs: list[Any], quick: bool) -> Callable[[], Any]:
-    import torch
-
-    for tensor in inputs:  # otherwise each run copies the inputs
-        torch._dynamo.mark_static_address(tensor)
-    mode = "reduce-overhead" if quick else "max-autotune"
-    compiled = torch.compile(module, fullgraph=True, mode=mode, dynamic=False)
-    return lambda: compiled(*inputs)
-
-
 def _tensorrt(module: Any, model: Any, inputs: list[Any], precision: str) -> Callable[[], Any]:
     """Return a run of the module compiled by TensorRT, through torch_tensorrt or, if that is missing, through ONNX.
 
@@ -366,17 +359,10 @@ def _tensorrt_of_onnx(model: Any, inputs: list[Any], allow_tf32: bool) -> Callab
         torch.empty([d.dim_value for d in o.type.tensor_type.shape.dim], device="cuda") for o in model.graph.output
     ]
     names = [item.name for item in (*model.graph.input, *model.graph.output)]
-    engine = TensorRtEngine(build_engine(model.SerializeToString(), allow_tf32), names)
+    with device_lock():
+        engine = TensorRtEngine(build_engine(model.SerializeToString(), allow_tf32), names)
     tensors = [t.reshape(-1).view(torch.uint8) for t in (*inputs, *outputs)]
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        engine.run(tensors, len(inputs), stream.cuda_stream)
-    stream.synchronize()
-    with torch.cuda.graph(graph, stream=stream):
-        copies = engine.run(tensors, len(inputs), stream.cuda_stream)
-    kept = (engine, tensors, copies)  # the graph holds addresses only, not references
-    return lambda: graph.replay() or kept
+    return locked_capture(torch, lambda: engine.run(tensors, len(inputs), torch.cuda.current_stream().cuda_stream))
 
 
 def _onnxruntime(model: Any, inputs: list[Any], precision: str) -> Callable[[], Any]:
@@ -402,31 +388,6 @@ def _onnxruntime(model: Any, inputs: list[Any], precision: str) -> Callable[[], 
     return lambda: session.run_with_iobinding(binding)
 
 
-def _interleaved(torch: Any, runs: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
-    """Return the milliseconds of one run of each engine, one number for each round, while the device is locked."""
-    from korch.cuda.measure.lock import device_lock
-
-    with device_lock():
-        return _rounds(torch, runs)
-
-
-def _rounds(torch: Any, runs: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for turn in range(ROUNDS + 2):
-        for name, run in runs.items():
-            run()
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda.synchronize()
-            begin.record()
-            for _ in range(RUNS):
-                run()
-            end.record()
-            end.synchronize()
-            if turn >= 2:
-                times[name].append(begin.elapsed_time(end) / RUNS)
-    return times
-
-
 def _describe(executable: Any, seconds: float) -> dict[str, Any]:
     """Return what the row records of an executable: parts of its report, and the time and bound of each kernel."""
     from korch.records import plain
@@ -445,6 +406,8 @@ def _describe(executable: Any, seconds: float) -> dict[str, Any]:
         "flop",
         "given_flop",
         "arena_bytes",
+        "stages_s",
+        "search_s",
     )
     kernels = [
         {
@@ -492,6 +455,7 @@ def table(found: dict[str, Any]) -> str:
             ratios.setdefault(f"{row['precision']} x{row['batch']}", []).append(np.median(paired))
         elif "korch" not in times:
             text += " " + row["engines"].get("korch", {}).get("failure", "not run")[:60]
+        text += "" if row.get("clock") == CLOCK else " (timed otherwise)"
         text += "" if row["is_whole"] else " (not all engines yet)"
         lines.append(text)
     for kind, values in ratios.items():

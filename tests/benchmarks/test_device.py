@@ -14,7 +14,7 @@ from korch.options import Options
 
 
 def row(name, whole, **engines):
-    return {"model": name, "precision": "tf32", "batch": 1, "is_whole": whole, "engines": engines}
+    return {**device._empty_row(name, "tf32", 1, "H200"), "is_whole": whole, "engines": engines}
 
 
 def test_the_table_has_medians_ratios_and_reasons(tmp_path):
@@ -24,18 +24,20 @@ def test_the_table_has_medians_ratios_and_reasons(tmp_path):
             True,
             korch={"times_ms": [1.0, 1.0]},
             eager={"times_ms": [4.0, 4.0]},
-            **{"torch.compile": {"times_ms": [2.0, 2.0]}},
+            **{"torch.compile": {"times_ms": [2.5, 2.5]}, "torch.compile captured": {"times_ms": [2.0, 2.0]}},
         ),
         row("yolox", False, korch={"failure": "MeasureError: no device"}, eager={"times_ms": [3.0]}),
     ]
+    rows[0]["clock"] = "an older one"
     for item in rows:
         device._path(tmp_path, True, item["model"], "tf32", 1).write_text(json.dumps(item))
     (tmp_path / "tests.txt").write_text("...\n12 passed in 3 s\n")
     text = device.table(device.collect(tmp_path, quick=True))
     first, head, candy, yolox, mean = text.splitlines()
     assert first == "tests: 12 passed in 3 s" and "compile" in head
-    assert candy.split() == ["candy", "tf32", "1", "1.000", "4.000", "2.000", "-", "-", "2.00", "(2.00-2.00)"]
-    assert "no device" in yolox and "not all engines" in yolox
+    end = ["2.00", "(2.00-2.00)", "(timed", "otherwise)"]
+    assert candy.split() == ["candy", "tf32", "1", "1.000", "4.000", "-", "2.500", "2.000", "-", "-", *end]
+    assert "no device" in yolox and "not all engines" in yolox and "otherwise" not in yolox
     assert mean == "geometric mean, tf32 x1: 2.00 over 1"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from korch.cuda.driver import has_driver
 from korch.cuda.flags import library_flags
+from korch.cuda.measure.clock import elapsed_ms
 from korch.cuda.module import require_triton
 from korch.cuda.target import NOMINAL, CudaTarget
 from korch.errors import OptionError, UnsupportedError
@@ -181,15 +182,7 @@ def _replayed_ns(torch: Any, run: Any, repeats: int = 20, tries: int = 5) -> flo
     with torch.cuda.graph(graph, stream=stream):
         for _ in range(repeats):
             run()
-    best = float("inf")
-    for _ in range(tries):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        best = min(best, begin.elapsed_time(end) * 1e6 / repeats)
-    return best
+    return min(elapsed_ms(torch, graph.replay) * 1e6 / repeats for _ in range(tries))
 
 
 def _copy_rate(torch: Any, size_bytes: int) -> float:

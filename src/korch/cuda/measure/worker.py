@@ -2,9 +2,9 @@
 
 It uses the protocol of `korch.measure.worker`, but handles one task after another, because importing PyTorch and
 opening the device take seconds. A task is a JSON line from stdin; answers are JSON lines to stdout.
-Many runs of a kernel are captured in a CUDA graph, which is replayed, so that the times include neither Python nor
-the driver. Values that other kernels write before this one are in the L2 cache, if they fit. Weights are
-not, since a model has more of them: consecutive runs use different copies of the weights.
+Many runs of a kernel are captured in a CUDA graph, which is replayed behind a sleep of the device, so that the times
+include neither Python nor the driver. Values that other kernels write before this one are in the L2 cache, if they fit.
+Weights are not, since a model has more of them: consecutive runs use different copies of the weights.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from korch.cuda.driver import CudaFunction
 from korch.cuda.engine import TensorRtEngine, build_engine
 from korch.cuda.flags import library_flags
 from korch.cuda.layout import strided
+from korch.cuda.measure.clock import elapsed_ms
 from korch.cuda.module import load_call
 from korch.cuda.network import with_constants
 from korch.errors import excerpt
@@ -100,7 +101,7 @@ def _time(torch: Any, job: dict[str, Any], l2_bytes: int, loaded: ExitStack) -> 
         stream.synchronize()
         few = _graph(torch, stream, runs * LEAST_RUNS)
         few.replay()
-        once_ms = max(_elapsed(torch, stream, few.replay) / LEAST_RUNS, 1e-3)
+        once_ms = max(elapsed_ms(torch, few.replay) / LEAST_RUNS, 1e-3)
         count = min(MOST_RUNS, max(LEAST_RUNS, int(SAMPLE_MS / once_ms) + 1))
         for turn in range(1, min(turns, count)):
             runs.append(make(_buffers(torch, job, turn, copies, made), stream))
@@ -108,7 +109,7 @@ def _time(torch: Any, job: dict[str, Any], l2_bytes: int, loaded: ExitStack) -> 
         stream.synchronize()
         graph = _graph(torch, stream, itertools.islice(itertools.cycle(runs), count))
         graph.replay()
-        found = [int(1e6 * _elapsed(torch, stream, graph.replay) / count) for _ in range(SAMPLES)]
+        found = [int(1e6 * elapsed_ms(torch, graph.replay) / count) for _ in range(SAMPLES)]
     return [max(1, sample) for sample in found]
 
 
@@ -118,15 +119,6 @@ def _graph(torch: Any, stream: Any, runs: Iterable[Callable[[], None]]) -> Any:
         for run in runs:
             run()
     return graph
-
-
-def _elapsed(torch: Any, stream: Any, run: Callable[[], None]) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record(stream)
-    run()
-    end.record(stream)
-    end.synchronize()
-    return float(begin.elapsed_time(end))
 
 
 def _turns(job: dict[str, Any], l2_bytes: int) -> tuple[int, int]:

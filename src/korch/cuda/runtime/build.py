@@ -12,6 +12,7 @@ import onnx
 from korch.cuda.compile import Cubin, CubinCompiler
 from korch.cuda.engine import build_engine, maker
 from korch.cuda.kernel import CudaKernel, Network, TorchCall, aligned
+from korch.cuda.measure.lock import device_lock
 from korch.cuda.measure.meter import failure_of
 from korch.cuda.network import with_constants
 from korch.cuda.runtime.record import BufferRecord, CudaProgram, LaunchRecord, StepProgram
@@ -131,7 +132,8 @@ def _engine(
     types = step.candidate.group.input_types
     constants = {f"i{i}": weights.array(slots[i].at).reshape(types[i].shape) for i in network.constants}
     model = with_constants(onnx.ModelProto.FromString(network.model), constants)
-    image = build_engine(model.SerializeToString(deterministic=True), allow_tf32)
+    with device_lock():  # TensorRT times kernels
+        image = build_engine(model.SerializeToString(deterministic=True), allow_tf32)
     symbol = content_name("e", network.symbol + hashlib.sha256(image).hexdigest())
     engines[symbol] = image
     return symbol

@@ -21,7 +21,9 @@ from korch.cuda.driver import CudaFunction
 from korch.cuda.engine import TensorRtEngine, check_maker, maker
 from korch.cuda.flags import library_flags
 from korch.cuda.kernel import POINTER_ALIGNMENT
+from korch.cuda.measure.clock import elapsed_ms
 from korch.cuda.measure.device import require_torch
+from korch.cuda.measure.lock import device_lock
 from korch.cuda.module import load_call
 from korch.cuda.runtime.memory import StepMemory, bytes_of
 from korch.cuda.runtime.recompile import cubins_for
@@ -35,6 +37,9 @@ from korch.runtime.report import Report
 from korch.runtime.runnable import PlanExecutable
 
 logger = logging.getLogger("korch.cuda")
+
+REPLAYS = 4
+"""The replays of which one time is the mean."""
 
 BRANCH_ROUNDS = 9
 """Rounds in which a graph with branches and a graph without branches are timed in turn."""
@@ -157,22 +162,21 @@ class CudaExecutable(PlanExecutable):
             return self._bind(*sides)
 
     def stopwatch(self, arrays: Sequence[Any]) -> Callable[[], int]:
-        """Return a function that runs the model once and returns the nanoseconds on the device."""
+        """Return a function that runs the model and returns the nanoseconds of a run on the device."""
         for own, tensor in zip(self._own.inputs, self._accept(arrays), strict=True):
             own.copy_(tensor)
         return self._clock()
 
     def _clock(self) -> Callable[[], int]:
-        """Return a function that runs the model once on the current content of its inputs, and returns the time."""
-        torch = self._torch
+        """Return a function that runs the model on the current content of its inputs, and returns the time of a run.
+
+        No other process times kernels meanwhile.
+        """
 
         def once() -> int:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            self._own.replay()
-            end.record()
-            end.synchronize()
-            return int(1e6 * begin.elapsed_time(end))
+            with device_lock():
+                self._own.replay()  # not timed: another process may have replaced what the caches held
+                return int(1e6 * elapsed_ms(self._torch, self._own.replay, REPLAYS))
 
         return once
 
@@ -328,17 +332,15 @@ def with_best_branches(program: CudaProgram) -> CudaExecutable:
     Raises:
         UnsupportedError: there is no device, or the program does not run on it.
     """
-    one = CudaExecutable(replace(program, is_parallel=False))
-    if all(turn.stream == 0 for turn in schedule(program.steps)):
-        return one
-    side_by_side = CudaExecutable(replace(program, is_parallel=True))
-    clocks = [one._clock(), side_by_side._clock()]
-    times: list[list[int]] = [[], []]
-    for _ in range(BRANCH_ROUNDS):
-        for clock, found in zip(clocks, times, strict=True):
-            clock()
-            found.append(clock())
-    return side_by_side if np.median(times[1]) < np.median(times[0]) else one
+    with device_lock():  # libraries time kernels when a graph is captured
+        one = CudaExecutable(replace(program, is_parallel=False))
+        if all(turn.stream == 0 for turn in schedule(program.steps)):
+            return one
+        side_by_side = CudaExecutable(replace(program, is_parallel=True))
+        clocks = [one._clock(), side_by_side._clock()]
+        times = [[clock() for clock in clocks] for _ in range(BRANCH_ROUNDS)]
+    medians = np.median(times, axis=0)
+    return side_by_side if medians[1] < medians[0] else one
 
 
 def _torch_name(dtype: str) -> str:
