@@ -36,6 +36,9 @@ from korch.segments.block_task import prepare
 
 Build = Callable[[], onnx.ModelProto]
 
+ROUNDS = ("cast", "round_tf32")
+"""Primitives that neighbouring kernels compute in a model."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -161,10 +164,10 @@ def measure(name: str, case: Case, precision: str, meter: Any, options: Options)
         graph = block.graph
         given, wanted = {value for _, value in graph.inputs} | set(graph.constants), {v for _, v in graph.outputs}
         for primitive in graph.primitives:  # in a model, neighbouring kernels do the casts at both ends
-            given |= {primitive.output} if primitive.op == "cast" and set(primitive.inputs) <= given else set()
-            wanted |= set(primitive.inputs) if primitive.op == "cast" and primitive.output in wanted else set()
+            given |= {primitive.output} if primitive.op in ROUNDS and set(primitive.inputs) <= given else set()
+            wanted |= set(primitive.inputs) if primitive.op in ROUNDS and primitive.output in wanted else set()
         kernels = [c for c in task.candidates if c.group.outputs[0] in wanted and given >= set(c.group.inputs)]
-        kernels = [c for c in kernels if any(graph.primitives[p].op != "cast" for p in c.group.primitives)]
+        kernels = [c for c in kernels if any(graph.primitives[p].op not in ROUNDS for p in c.group.primitives)]
     if not meter.target.is_nominal:
         meter.measure(kernels)
     times: list[dict[str, Any]] = []

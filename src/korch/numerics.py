@@ -17,6 +17,7 @@ import numpy as np
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
+from korch.primitive.ops.elementwise import as_tf32
 from korch.primitive.rounding import allow_rounding
 from korch.primitive.types import UNIT_ROUNDOFF, DType
 from korch.system.blas import side_by_side
@@ -34,23 +35,13 @@ SAMPLES = 8
 """Most further runs of the model with other roundings before a plan is refused."""
 
 
-def _as_tf32(array: Array) -> Array:
-    """Return float32 rounded to 11 bits, as the matrix units of NVIDIA GPUs round factors."""
-    if array.dtype != np.float32:
-        return array
-    bits = np.ascontiguousarray(array).view(np.uint32)
-    with np.errstate(over="ignore"):
-        rounded = ((bits + np.uint32(1 << 12)) & ~np.uint32((1 << 13) - 1)).view(np.float32)
-    return np.where(np.isfinite(array), rounded, array).reshape(array.shape)
-
-
 def _as_type(dtype: DType, array: Array) -> Array:
     with np.errstate(over="ignore"):
         return array.astype(dtype.numpy).astype(np.float32) if array.dtype == np.float32 else array
 
 
 ROUNDED_FACTORS: Mapping[str, Callable[[Array], Array]] = {
-    "tf32": _as_tf32,
+    "tf32": as_tf32,
     "float16": functools.partial(_as_type, DType.F16),
     "bfloat16": functools.partial(_as_type, DType.BF16),
 }

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from korch.candidate.candidate import Refusal
+from korch.candidate.candidate import Refusal, make_group
 from korch.cuda import compile as compile_module
 from korch.cuda.compile import Cubin, CubinCompiler, CubinFailure
 from korch.cuda.kernel import make_launch
 from korch.cuda.target import NOMINAL
+from korch.primitive.precision import with_tf32
 from korch.primitive.types import DType
 from korch.provider.triton import TritonAttentionProvider, TritonProductProvider, TritonProvider, TritonWinogradProvider
 from korch.tile.triton.launch import PrintedLaunches
@@ -199,6 +200,24 @@ def test_variants_use_the_instructions_of_hopper(compiler, variant, instruction)
         cubin = compiler.compile([launch])[launch.symbol]
         assert isinstance(cubin, Cubin), cubin
         assert re.search(instruction, disassembled(cubin.image))
+
+
+def test_rounded_factors_are_multiplied_from_where_they_were_copied_to(compiler):
+    """With rounding in the loop, factors go through registers, and a fence precedes each multiplication."""
+    if compiler.arch != 90:
+        pytest.skip("the instructions are Hopper's")
+    target, group = replace(NOMINAL[90], allow_tf32=True), product("f32[2048,512]", "f32[512,2048]")
+    fixed, rounded = replace(group, constant_inputs=frozenset({1})), with_tf32(group.body)
+    fences = []
+    for each in (fixed, make_group(rounded, range(3), [value for _, value in rounded.outputs])):
+        offer = next(o for o in TritonProductProvider().offer(each, target) if o.variant.startswith("128x128x32w8s3 "))
+        (launch,) = TritonProductProvider().build(each, offer, target).launches
+        cubin = compiler.compile([launch])[launch.symbol]
+        assert isinstance(cubin, Cubin), cubin
+        text = disassembled(cubin.image)
+        assert re.search(r"HGMMA\.\w+\.F32\.TF32", text)
+        fences.append(len(re.findall("FENCE.VIEW.ASYNC", text)))
+    assert fences[0] == 0 < fences[1]
 
 
 def disassembled(image: bytes) -> str:

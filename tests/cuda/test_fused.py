@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from korch.candidate.candidate import Group, Refusal, make_layout_change
-from korch.primitive.ops.elementwise import ROWS
+from korch.primitive.ops.elementwise import ROWS, as_tf32
 from korch.provider.triton import TritonProvider
 from korch.tile.triton.text import is_printable
 from tests.support.cuda_kernels import check_cuda_offers, run_cuda_kernel
@@ -39,7 +39,7 @@ def test_random_groups(seed, small):
     check_cuda_offers(PROVIDER, groups, small, rng)
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.name != "cast"], ids=lambda r: r.name)
+@pytest.mark.parametrize("row", [row for row in ROWS if row.name not in ("cast", "round_tf32")], ids=lambda r: r.name)
 def test_elementwise(row, small, rng):
     for sample in row.samples:
         g = Graph()
@@ -85,6 +85,16 @@ def test_casts(to, small, rng):
         g = Graph()
         groups.append(g.group(g.cast(g.tensor(f"{source}[5,7]"), to)))
     check_cuda_offers(PROVIDER, groups, small, rng)
+
+
+def test_rounding_to_tf32_is_to_nearest(small):
+    g = Graph()
+    group = g.group(g.add("round_tf32", [g.tensor("f32[9]")]))
+    x = np.array([1 + 2**-11, 1 - 2**-12, 1 + 2**-12, -(1 + 3 * 2**-11), 3.4e38, np.inf, -np.inf, np.nan, 1e-40], "f4")
+    (offer,) = PROVIDER.offer(group, small)
+    (found,) = run_cuda_kernel(PROVIDER.build(group, offer, small), group, offer, [x])
+    np.testing.assert_array_equal(found, as_tf32(x))
+    np.testing.assert_array_equal(found[:4], [1 + 2**-10, 1, 1, -(1 + 2**-9)])
 
 
 def test_half_types_are_computed_in_float32(small, rng):

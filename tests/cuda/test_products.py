@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from korch.candidate.candidate import Refusal
+from korch.candidate.candidate import Refusal, make_group
 from korch.numerics import ROUNDED_FACTORS
 from korch.primitive import reference
+from korch.primitive.precision import with_tf32
 from korch.provider.triton import TritonAttentionProvider, TritonProductProvider, TritonWinogradProvider
 from korch.testing.samples import random_arrays
 from korch.testing.tolerance import assert_same
@@ -135,11 +136,14 @@ def test_scores_are_not_rounded_before_a_softmax_in_float32(small):
 @pytest.mark.parametrize("name", ["matrices", "many terms", "stem"])
 def test_factors_in_tf32_are_rounded_to_nearest(name, small, rng):
     """Matrix units cut bits off, which makes all products smaller; the interpreter multiplies what it is given."""
-    group = PRODUCTS[name]()
+    body = PRODUCTS[name]().body
+    body = with_tf32(body)
+    group = make_group(body, range(len(body.primitives)), [value for _, value in body.outputs])
+    assert sum(p.op == "round_tf32" for p in body.primitives) == 2
     device = replace(small, allow_tf32=True)
     inputs = random_arrays(rng, group.input_types)
     feeds = {name: a for (name, _), a in zip(group.body.inputs, inputs, strict=True)}
-    expected = reference.run(group.body, feeds, exact=False, factors=ROUNDED_FACTORS["tf32"])
+    expected = reference.run(PRODUCTS[name]().body, feeds, exact=False, factors=ROUNDED_FACTORS["tf32"])
     blocked = [offer for offer in PRODUCT.offer(group, device) if offer.variant != "direct"]
     assert blocked and all("tf32" in offer.variant for offer in blocked)
     for offer in blocked:
@@ -147,6 +151,25 @@ def test_factors_in_tf32_are_rounded_to_nearest(name, small, rng):
         if not isinstance(kernel, Refusal):
             (found,) = run_cuda_kernel(kernel, group, offer, inputs)
             np.testing.assert_allclose(found, expected["o0"], rtol=1e-5, atol=1e-5 * np.abs(expected["o0"]).max())
+
+
+def test_weights_in_tf32_are_stored_with_adjacent_terms(small, rng):
+    group = product("f32[9,24]", "f32[24,40]")
+    target = replace(small, allow_tf32=True)
+    fixed = replace(group, constant_inputs=frozenset({1}))
+    assert {str(offer.inputs[1]) for offer in PRODUCT.offer(group, target)} == {"ab"}
+    assert {str(offer.inputs[1]) for offer in PRODUCT.offer(fixed, small)} == {"ab"}
+    found = check_cuda_offers(PRODUCT, [fixed], target, rng)
+    assert {str(offer.inputs[1]) for _, offer, _ in found} == {"ba"}
+
+
+def test_attention_in_tf32_rounds_its_weights(small):
+    body = with_tf32(ATTENTIONS["masked"]().body)
+    group = make_group(body, range(len(body.primitives)), [value for _, value in body.outputs])
+    target, provider = replace(small, allow_tf32=True), TritonAttentionProvider()
+    for offer in provider.offer(group, target):
+        (launch,) = provider.build(group, offer, target).launches
+        assert launch.source.count("f.as_tf32(") == 4, "queries, keys, weights and values"
 
 
 @pytest.mark.parametrize("strict", [False, True])

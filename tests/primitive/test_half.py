@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from korch.primitive.check import check_graph
-from korch.primitive.precision import with_half
+from korch.primitive.precision import with_half, with_tf32
 from korch.primitive.reference import run
 from korch.primitive.text import parse_graph
 from korch.primitive.types import DType
@@ -34,6 +34,16 @@ CHAIN = """graph(%0 "x": f16[3,4], %1 "w": f16[4,5], %2 "u": f16[5,2]) -> (%8 "y
 %10: f32[5,2] = cast(%2) {to='f32'}
 """
 
+CONVS = """graph(%0 "x": f32[1,8,6,4]) -> (%4 "y")
+%1: f32[8,4,3,3] = constant {digest=0123456789abcdef}
+%2: f32[1,8,6,4] = exp(%0)
+%3: f32[1,4,8,6] = transpose(%5) {perm=(0, 3, 1, 2)}
+%4: f32[1,8,6,4] = conv(%3, %1) {strides=(1, 1), pads_begin=(0, 0), pads_end=(0, 0), dilations=(1, 1), groups=1}
+   | winograd(%3, %6) {tile=2, pads_begin=(0, 0), pads_end=(0, 0)}
+%5: f32[1,8,6,4] = exp(%2)
+%6: f32[4,4,4,8] = constant {digest=fedcba9876543210}
+"""
+
 
 @pytest.mark.parametrize("text", [MIXED, CHAIN])
 @pytest.mark.parametrize("half", [DType.F16, DType.BF16])
@@ -57,3 +67,16 @@ def test_casts_back_and_forth_are_left_out():
     assert casts.count((DType.F16, DType.F32)) == 2, "of what the exponential reads, and of the output"
     assert casts.count((DType.F32, DType.F16)) == 1, "of the exponential"
     assert len(casts) == 3
+
+
+def test_factors_are_rounded_to_tf32_where_they_are_computed():
+    graph = with_tf32(parse_graph(CONVS))
+    rounded = [p for p in graph.primitives if p.op == "round_tf32"]
+    assert [graph.primitives[q].op for p in rounded for q in graph.producers[p.inputs[0]]] == ["exp"]
+    (conv,) = [p for p in graph.primitives if p.op == "conv"]
+    (move,) = graph.producing(conv.inputs[0], "transpose")
+    assert move.inputs[0] == rounded[0].output, "the move reads what is rounded"
+    bits = graph.constants[conv.inputs[1]].array.view(np.uint32)
+    assert not (bits & 0x1FFF).any() and bits.any()
+    (twin,) = [p for p in graph.primitives if p.op == "winograd"]
+    assert not graph.producing(twin.inputs[0], "round_tf32"), "Winograd's operands are not rounded"

@@ -39,7 +39,7 @@ def test_reference_serves_in_float64(row, sample):
     if narrow.dtype == np.float32:
         # An opaque operator computes in its own types, a cast in the one that it names.
         assert exact.dtype == np.float64 or row.name in ("cast", "opaque")
-        np.testing.assert_allclose(narrow, exact, rtol=2e-4, atol=1e-5)
+        np.testing.assert_allclose(narrow, exact, rtol=5e-4 if row.name == "round_tf32" else 2e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("row", "sample"), REFUSALS, ids=_name)

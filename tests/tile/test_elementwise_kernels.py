@@ -26,6 +26,7 @@ F32_ULP = {
     "reciprocal": 0.5,
     "sqrt": 0.5,
     "div": 0.5,
+    "round_tf32": 4096,  # it keeps 11 of 24 bits
 }
 F64_ULP = {"erf": 16.0}  # of the reference's series; others 4
 # Where an operation is defined, and not so steep that the argument's own rounding decides.

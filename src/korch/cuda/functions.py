@@ -50,6 +50,8 @@ def sign(x):
 @triton.jit
 def as_tf32(x):
     """Return float32 rounded to the 11 bits that matrix units use; they would truncate, which biases the result."""
+    if x.dtype != tl.float32:
+        return x
     bits = x.to(tl.int32, bitcast=True)
     rounded = ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
     return tl.where(x == x, rounded, x)

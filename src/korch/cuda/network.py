@@ -42,6 +42,7 @@ ELEMENTWISE = frozenset(
         "max",
         "min",
         "cast",
+        "round_tf32",
     )
 )
 OTHERS = frozenset(("broadcast", "reshape", "transpose", "slice", "pad", "concat", "reduce_sum", "matmul", "conv"))

@@ -42,7 +42,7 @@ from korch.primitive.gathers import gather_matrices
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.lowering import MULTIPLIED, MULTIPLIED_BY_CUDA, lower_products
 from korch.primitive.ops.gathered import GATHERED
-from korch.primitive.precision import with_half
+from korch.primitive.precision import with_half, with_tf32
 from korch.primitive.text import format_graph
 from korch.primitive.types import DType
 from korch.primitive.writes import write_rows
@@ -180,6 +180,8 @@ def _rewrite(
         found = extract(found, options)
     if options.precision in HALF:
         found = with_half(found, HALF[options.precision])
+    if options.allows_tf32:
+        found = with_tf32(found)
     if not options.strict and not options.is_cuda:
         found = with_rounded_data(found, options.precision == "int8")
     return with_forms(found, forms), report

@@ -65,6 +65,7 @@ _SAME = {
     "floor": "Floor",
     "ceil": "Ceil",
     "round": "Round",
+    "round_tf32": "Identity",  # ONNX has no such rounding; TensorRT rounds the factors of products itself
     "not": "Not",
     "bitwise_not": "BitwiseNot",
     "add": "Add",

@@ -1,4 +1,4 @@
-"""Converts the operands and results of linear primitives in a float32 graph to a 16-bit float type.
+"""Converts the operands and results of linear primitives in a float32 graph to a 16-bit float type, or rounds operands.
 
 Linear primitives read and write the 16-bit type (the half type), so matrix units can compute them.
 Values that reach them through layout and broadcast primitives only are stored in it, too. Elementwise
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from korch.primitive.graph import Constant, Primitive, PrimitiveGraph
-from korch.primitive.op import Category
-from korch.primitive.ops.elementwise import CastAttributes
+from korch.primitive.graph import Constant, GraphBuilder, Primitive, PrimitiveGraph
+from korch.primitive.op import NONE, Category
+from korch.primitive.ops.elementwise import CastAttributes, as_tf32
 from korch.primitive.types import DType, ValueType
 
 MOVES = (Category.LAYOUT, Category.BROADCAST)
@@ -24,6 +24,43 @@ def with_half(graph: PrimitiveGraph, half: DType) -> PrimitiveGraph:
     `half`: float16 or bfloat16.
     """
     return _Conversion(graph, half).run()
+
+
+def with_tf32(graph: PrimitiveGraph) -> PrimitiveGraph:
+    """Return a graph in which the operands of float32 products and convolutions are rounded to TF32.
+
+    Constants are rounded now, other values before the moves through which they reach a product, so that the kernel
+    that computes them can store them rounded. Winograd convolutions keep their operands: they would amplify the errors.
+    """
+    types, constants = list(graph.types), dict(graph.constants)
+    given = {value for _, value in graph.inputs}
+    made: list[tuple[Primitive, str]] = []
+    known: dict[int, int] = {}
+
+    def rounded(value: int, origin: str) -> int:
+        if graph.types[value].dtype is not DType.F32 or value in known:
+            return known.get(value, value)
+        types.append(graph.types[value])
+        found = known[value] = len(types) - 1
+        makers = [] if value in given else [graph.primitives[p] for p in graph.producers[value]]
+        if value in constants:
+            constants[found] = Constant.of(as_tf32(constants[value].array))
+        elif makers and all(maker.row.category in MOVES for maker in makers):
+            for maker in makers:
+                inputs = tuple(rounded(v, origin) for v in maker.inputs)
+                made.append((replace(maker, inputs=inputs, output=found), origin))
+        else:
+            made.append((Primitive("round_tf32", (value,), NONE, found), origin))
+        return found
+
+    for p, primitive in enumerate(graph.primitives):
+        origin = graph.origins[p] if graph.origins else ""
+        if primitive.op in ("matmul", "conv"):
+            primitive = replace(primitive, inputs=tuple(rounded(value, origin) for value in primitive.inputs))
+        made.append((primitive, origin))
+    primitives, origins = zip(*made, strict=True) if made else ((), ())
+    found = replace(graph, types=tuple(types), primitives=primitives, constants=constants, origins=origins)
+    return GraphBuilder.from_graph(found).freeze()
 
 
 class _Conversion:

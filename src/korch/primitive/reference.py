@@ -39,6 +39,7 @@ EXACT = frozenset(
         "min",
         "where",
         "cast",
+        "round_tf32",
         "reduce_max",
         "reduce_min",
         "pool_max",

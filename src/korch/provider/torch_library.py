@@ -79,6 +79,9 @@ def _call(group: Group, last: bool) -> str | Refusal:
         if primitive is root:
             after = True
             continue
+        if primitive.op == "round_tf32" and not after and primitive.inputs[0] in names:
+            names[primitive.output] = names[primitive.inputs[0]]  # the library rounds factors itself
+            continue
         if primitive.op in MOVES and not after and primitive.inputs[0] in names:
             names[primitive.output] = f"x{primitive.output}"
             lines.append(f"x{primitive.output} = {_moved(primitive, names[primitive.inputs[0]])}")
@@ -110,7 +113,7 @@ def _bias(group: Group, root: Primitive, added: Sequence[Primitive]) -> tuple[in
         return None
     other = next(v for v in added[0].inputs if v != root.output)
     spread = [p for p in body.primitives if p.output == other and p.op == "broadcast"]
-    if len(spread) != 1 or len(body.primitives) != 3 + sum(p.op in MOVES for p in body.primitives):
+    if len(spread) != 1 or len(body.primitives) != 3 + sum(p.op in (*MOVES, "round_tf32") for p in body.primitives):
         return None
     value = spread[0].inputs[0]
     if value not in {v for _, v in body.inputs}:

@@ -123,11 +123,14 @@ class _DeviceAttentionBuilder:
 
     def mix(self, sums: At) -> list[Step]:
         """Return the steps that add the products of the weights and the values to the sums."""
-        weights, steps = self.tile("s", self.i, self.j), []
+        weights, steps = self.tile("s", self.i, self.j), list[Step]()
         if self.given.scores.dtype is not DType.F32:
             narrow = self.tile("w", self.i, self.j, self.given.scores.dtype)
             ops = (Load("x0", DType.F32, "s", weights.index), Apply("x1", self.given.scores.dtype, "cast", ("x0",)))
             steps, weights = [Pass((self.i, self.j), "j", ops, (store(narrow, "x1"),))], narrow
+        elif self.product is Product.TF32:
+            ops = (Load("x0", DType.F32, "s", weights.index), Apply("x1", DType.F32, "round_tf32", ("x0",)))
+            steps = [Pass((self.i, self.j), "j", ops, (store(weights, "x1"),))]
         values, load = self.operand(self.given.mixed, 1, "pv", (self.j, self.c))
         axes = (self.i, self.c, replace(self.j, is_reduced=True))
         return [*steps, load, Contract(axes, sums, weights, values, self.product, rescale=self.of_row("factor"))]

@@ -139,6 +139,16 @@ def _infer_cast(inputs: Sequence[ValueType], attributes: CastAttributes) -> Valu
         raise
 
 
+def as_tf32(x: Array) -> Array:
+    """Return float32 rounded to 11 significant bits, as matrix units need factors; other types are returned as is."""
+    if x.dtype != np.float32:
+        return x
+    bits = np.ascontiguousarray(x).view(np.uint32)
+    with np.errstate(over="ignore"):
+        rounded = ((bits + np.uint32(1 << 12)) & ~np.uint32((1 << 13) - 1)).view(np.float32)
+    return np.where(np.isfinite(x), rounded, x).reshape(x.shape)
+
+
 def _row(name: str, arity: int, kind: str, function: Callable[..., Array], predicate: bool = False) -> Op:
     good = {"bool": "bool[2,3]", "integer": "u8[2,3]"}.get(kind, "f32[2,3]")
     bad = {"float": "i32[2,3]", "number": "bool[2,3]"}.get(kind, "f32[2,3]")
@@ -192,6 +202,7 @@ _UNARY: tuple[tuple[str, str, Callable[..., Array]], ...] = (
     ("floor", "float", np.floor),
     ("ceil", "float", np.ceil),
     ("round", "float", np.rint),
+    ("round_tf32", "float", as_tf32),
     ("not", "bool", np.logical_not),
     ("bitwise_not", "integer", np.invert),
 )

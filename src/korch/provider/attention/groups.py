@@ -112,14 +112,16 @@ _GUARDED = op("where", op("isnan", "y"), 0.0, replace(_SOFTMAX, name="y"))
 
 
 def _rounds(body: PrimitiveGraph, cast: Primitive) -> bool:
-    """Return whether a cast converts float32 to 16-bit floats or the reverse."""
+    """Return whether a cast converts float32 to 16-bit floats or the reverse, or rounds float32 to TF32."""
+    if cast.op == "round_tf32":
+        return True
     before, after = (body.types[value].dtype for value in (cast.inputs[0], cast.output))
     return body.is_widening(cast) or (before is DType.F32 and after in (DType.F16, DType.BF16))
 
 
 def find_softmax(body: PrimitiveGraph, value: int) -> Softmax | None:
-    """Return the softmax over the last axis that computes a value, perhaps followed by a cast to 16 bits; else None."""
-    casts = [cast for cast in body.producing(value, "cast") if _rounds(body, cast)]
+    """Return the softmax over the last axis that computes a value, perhaps rounded to 16 bits or TF32; else None."""
+    casts = [cast for name in ("cast", "round_tf32") for cast in body.producing(value, name) if _rounds(body, cast)]
     if casts:
         found = find_softmax(body, casts[0].inputs[0])
         return found and replace(found, primitives=(*found.primitives, casts[0]))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.candidate.layout import Layout, channels_last
+from korch.candidate.layout import Layout, channels_last, replaced
 from korch.candidate.shape import around
 from korch.cuda.kernel import CudaKernel
 from korch.cuda.target import CudaTarget
@@ -129,6 +129,7 @@ class TritonProductProvider:
             return root
         offers: list[Offer] = []
         for inputs, outputs in product_layouts(group):
+            inputs = _with_adjacent_terms(group, root, inputs, target)
             try:
                 schedule = _schedule(group, root, (inputs, outputs))
                 if not offers:  # layouts change where elements are, not whether they can be computed
@@ -182,6 +183,18 @@ def product_layouts(group: Group) -> list[Layouts]:
             for before, after in ((False, False), (True, True), (False, True), (True, False))
         )
     )
+
+
+def _with_adjacent_terms(
+    group: Group, root: Primitive, inputs: tuple[Layout, ...], target: CudaTarget
+) -> tuple[Layout, ...]:
+    """Return layouts of inputs in which the terms of constant matrices are adjacent, as matrix units read TF32."""
+    type_, place = group.body.types[root.inputs[1]], group.position.get(root.inputs[1])
+    is_tf32 = target.products(type_.dtype)[:1] == (Product.TF32,)
+    if root.op != "matmul" or place not in group.constant_inputs or not is_tf32:
+        return inputs
+    turned = Layout((*range(type_.rank - 2), type_.rank - 1, type_.rank - 2))
+    return replaced(inputs, place, turned.normalized(type_.shape))
 
 
 def _schedule(group: Group, root: Primitive, layouts: Layouts) -> DeviceProduct:

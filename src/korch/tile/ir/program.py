@@ -269,7 +269,7 @@ class Product(Enum):
 
     F64 = "f64"
     F32 = "f32"
-    TF32 = "tf32"  # factors are rounded to 11 bits
+    TF32 = "tf32"  # factors have 11 bits; the program rounds them, or reads rounded ones
     SPLIT = "split"  # each factor is one to three bfloat16 numbers; of their nine products the six largest are added
     BF16 = "bf16"
     F16 = "f16"

@@ -34,7 +34,7 @@ LIBRARY = ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh",
 LIBRARY_OF_DOUBLE = ("exp", "log", "tanh", "erf")
 OPS = {
     *(*FLOAT_OPS, *INTEGER_OPS, *TESTS, *ROUNDINGS, *FUNCTIONS, *LIBRARY),
-    *("neg", "abs", "sign", "reciprocal", "max", "min", "cast"),
+    *("neg", "abs", "sign", "reciprocal", "max", "min", "cast", "round_tf32"),
     *("not", "isnan", "isinf", "and", "or", "xor", "pow", "mod", "bitwise_not", "shift_left", "shift_right", "where"),
 }
 """The operations that are printed."""
@@ -101,6 +101,8 @@ class Arithmetic:
                 return emit.select(emit.test("fcmp ogt", x, zero), one, other)
             case "reciprocal":
                 return emit.op("fdiv", one, x)
+            case "round_tf32":
+                return self._as_tf32(x) if x.kind == "float" else x
             case "isnan":
                 return emit.test("fcmp uno", x, x)
             case "isinf":
@@ -108,6 +110,12 @@ class Arithmetic:
                 return emit.test("fcmp oeq", self._intrinsic("fabs", x), infinity)
             case _:
                 return self._function(op, arguments)
+
+    def _as_tf32(self, x: SsaValue) -> SsaValue:
+        emit = self.emit
+        bits = emit.op("add", emit.bits(x, "i32"), constant("i32", 1 << 12))
+        rounded = emit.bits(emit.op("and", bits, constant("i32", -1 << 13)), "float")
+        return emit.select(emit.test("fcmp uno", x, x), x, rounded)
 
     def _function(self, op: str, arguments: list[SsaValue]) -> SsaValue:
         emit, x = self.emit, arguments[0]

@@ -197,8 +197,6 @@ class BlockStage(StageLaunch):
         (i, j), (p,) = kept, reduced
         a = self.read(step.a, self.frame((i, p), at), zero=1)
         b = self.read(step.b, self.frame((p, j), at), zero=0)
-        if step.product is Product.TF32:
-            a, b = f"f.as_tf32({a})", f"f.as_tf32({b})"
         frame = self.frame((i, j), at)
         total = before = self.read(step.out, frame)
         if step.rescale is not None:

@@ -90,6 +90,7 @@ _SAME = {
     "tanh": "f.tanh({})",
     "sigmoid": "f.sigmoid({})",
     "round": "f.round_to_even({})",
+    "round_tf32": "f.as_tf32({})",
     "pow": "f.power({}, {})",
 }
 """Triton templates of primitives; `f` is `korch.cuda.functions`."""
@@ -97,7 +98,7 @@ _SAME = {
 _INTEGER = {"div": "f.truncated_quotient({}, {})", "mod": "f.floored_remainder({}, {})"}
 _FLOAT = {"div": "({} / {})", "mod": "({} % {})"}
 _WORD = re.compile(r"\w+")
-_FLOAT_ONLY = frozenset(("pow", "sign"))
+_FLOAT_ONLY = frozenset(("pow", "sign", "round_tf32"))
 
 
 REDUCE = {"sum": "f.added", "prod": "f.multiplied", "max": "f.larger", "min": "f.smaller"}
