@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from korch.candidate.candidate import Refusal, make_group
+from korch.candidate.candidate import Group, Refusal, make_group
 from korch.cuda import compile as compile_module
 from korch.cuda.compile import Cubin, CubinCompiler, CubinFailure
 from korch.cuda.kernel import make_launch
@@ -23,8 +23,8 @@ from korch.primitive.precision import with_tf32
 from korch.primitive.types import DType
 from korch.provider.triton import TritonAttentionProvider, TritonProductProvider, TritonProvider, TritonWinogradProvider
 from korch.tile.triton.launch import PrintedLaunches
-from tests.cuda.cuda_groups import ATTENTIONS, PRODUCTS, WINOGRADS, product
-from tests.tile.tile_groups import FAMILIES
+from tests.cuda.cuda_groups import ATTENTIONS, PRODUCTS, WINOGRADS, attention, product
+from tests.tile.tile_groups import FAMILIES, Graph
 
 
 @pytest.fixture(scope="module", params=[90, 80])
@@ -218,6 +218,35 @@ def test_rounded_factors_are_multiplied_from_where_they_were_copied_to(compiler)
         assert re.search(r"HGMMA\.\w+\.F32\.TF32", text)
         fences.append(len(re.findall("FENCE.VIEW.ASYNC", text)))
     assert fences[0] == 0 < fences[1]
+
+
+def gelu() -> Group:
+    g = Graph()
+    x = g.tensor("f32[8,65536]")
+    cube = g.add("mul", [g.add("mul", [x, x]), x])
+    inner = g.add("mul", [g.add("add", [x, g.add("mul", [cube, g.number(x, 0.044715)])]), g.number(x, 0.797884)])
+    curve = g.add("add", [g.add("tanh", [inner]), g.number(x, 1.0)])
+    return g.group(g.add("mul", [g.add("mul", [x, g.number(x, 0.5)]), curve]))
+
+
+@pytest.mark.parametrize(
+    ("provider", "group", "variant", "instruction", "most"),
+    [
+        (TritonProvider(), gelu(), "", r"F[A-Z]+|MUFU", 14),
+        (TritonAttentionProvider(), attention(12, 1024, 1024, 64, 64, kind="f16"), "128x128w8s2 f16", "FMNMX", 1.5),
+    ],
+    ids=["gelu", "softmax"],
+)
+def test_functions_take_few_instructions(compiler, provider, group, variant, instruction, most):
+    """Per power of two, of which an element takes one: GELU all of arithmetic, softmax only maxima and no limits."""
+    target = NOMINAL[90]
+    offer = next(offer for offer in provider.offer(group, target) if offer.variant == variant)
+    (launch,) = provider.build(group, offer, target).launches
+    cubin = compiler.compile([launch])[launch.symbol]
+    assert isinstance(cubin, Cubin), cubin
+    text = disassembled(cubin.image)
+    count = len(re.findall(rf"\s(?:{instruction})\b", text))
+    assert 0 < count <= most * len(re.findall(r"MUFU\.EX2", text))
 
 
 def disassembled(image: bytes) -> str:

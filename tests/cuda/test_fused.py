@@ -87,6 +87,21 @@ def test_casts(to, small, rng):
     check_cuda_offers(PROVIDER, groups, small, rng)
 
 
+def test_one_plus_tanh_is_computed_without_cancellation(small):
+    g = Graph()
+    x = g.tensor("f32[2003]")
+    group = g.group(g.add("add", [g.number(x, 1.0), g.add("tanh", [x])]))
+    given = np.concatenate([np.linspace(-40, 40, 2000), [np.inf, -np.inf, np.nan]]).astype(np.float32)
+    (offer,) = PROVIDER.offer(group, small)
+    kernel = PROVIDER.build(group, offer, small)
+    assert "f.one_plus_tanh" in kernel.launches[0].source
+    (found,) = run_cuda_kernel(kernel, group, offer, [given])
+    with np.errstate(all="ignore"):
+        exact = 2 / (1 + np.exp(-2 * given.astype(np.float64)))
+    np.testing.assert_allclose(found, exact, rtol=1e-5)
+    np.testing.assert_allclose(found[1000:], exact[1000:], rtol=2e-7)
+
+
 def test_rounding_to_tf32_is_to_nearest(small):
     g = Graph()
     group = g.group(g.add("round_tf32", [g.tensor("f32[9]")]))

@@ -177,3 +177,36 @@ def test_winograd_rounds_no_factors(strict, whole):
     target = replace(whole, allow_tf32=True, allow_split=not strict)
     offers = [o for name in WINOGRADS for o in TritonWinogradProvider().offer(WINOGRADS[name](), target)]
     assert offers and not [offer for offer in offers if "tf32" in offer.variant]
+
+
+@pytest.mark.parametrize("least", [np.finfo(np.float32).min, -1e38, -1e30, 1e30, 3e38])
+def test_rows_of_equal_scores_have_equal_weights_however_large_they_are(small, rng, least):
+    """Masks often add the smallest number; a row without other keys is then a mean of all."""
+    group = attention(1, 16, 70, 16, 16, True)
+    provider = TritonAttentionProvider()
+    mask = next(i for i, t in enumerate(group.input_types) if t.shape == (1, 1, 70))
+    inputs = [rng.standard_normal(t.shape).astype(np.float32) for t in group.input_types]
+    inputs[mask][...] = least
+    for offer in provider.offer(group, small):
+        (found,) = run_cuda_kernel(provider.build(group, offer, small), group, offer, inputs)
+        mean = inputs[-1].mean(axis=1, dtype=np.float64)
+        np.testing.assert_allclose(found, np.broadcast_to(mean, found.shape), rtol=1e-4, atol=1e-5)
+
+
+def test_weights_of_large_scores_are_as_exact_as_these(small, rng):
+    group, provider = attention(1, 16, 70, 16, 16, True), TritonAttentionProvider()
+    inputs = [(30 * rng.standard_normal(t.shape)).astype(np.float32) for t in group.input_types]
+    feeds = {name: a for (name, _), a in zip(group.body.inputs, inputs, strict=True)}
+    wide, own = (reference.run(group.body, feeds, exact=exact)["o0"] for exact in (True, False))
+    for offer in provider.offer(group, small):
+        (found,) = run_cuda_kernel(provider.build(group, offer, small), group, offer, inputs)
+        assert np.abs(found - wide).max() <= 4 * np.abs(own - wide).max()
+
+
+def test_only_maxima_are_subtracted_without_a_limit(small, rng):
+    """An exponential of the same form that the model has keeps its minimum."""
+    g = Graph()
+    y = g.add("matmul", [g.tensor("f32[40,16]"), g.tensor("f32[16,40]")])
+    below = g.add("min", [g.add("sub", [y, g.wide(g.tensor("f32[40]"), (40, 40))]), g.number(y, 0.0)])
+    for _, _, kernel in check_cuda_offers(PRODUCT, [g.group(g.add("exp", [below]))], small, rng):
+        assert "f.exp_of_nonpositive" in kernel.launches[-1].source

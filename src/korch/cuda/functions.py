@@ -64,10 +64,29 @@ def exp_of_nonpositive(x):
 
 
 @triton.jit
+def exp_below(x, top):
+    """Return e^(x - top) for x <= top; NaN if their difference is. Subnormal results become 0.
+
+    With one `top` per row, an element takes one multiply-add and one power of two. The product of `top` is rounded,
+    which changes all results of a row by the same factor, at most 2^-24 |top|. Where it could overflow, elements
+    differ by 0 or by more than 2^100, so any factor gives e^0 or 0.
+    """
+    if x.shape[1] == top.shape[1]:
+        return exp_of_nonpositive(x - top)
+    factor = tl.where(tl.abs(top) < 1e38, 1.4426950408889634, 0.5)
+    return tl.exp2(x * factor - top * factor)
+
+
+@triton.jit
 def sigmoid(x):
-    """Return 1 / (1 + e^-x) without overflow."""
-    small = tl.exp(-tl.abs(x))
-    return tl.where(x >= 0, 1.0, small) / (1.0 + small)
+    """Return 1 / (1 + e^-x); 0 where e^-x overflows."""
+    return 1.0 / (1.0 + tl.exp2(x * -1.4426950408889634))
+
+
+@triton.jit
+def one_plus_tanh(x):
+    """Return 1 + tanh(x) without the cancellation of the sum; 0 where e^-2x overflows."""
+    return 2.0 / (1.0 + tl.exp2(x * -2.8853900817779268))
 
 
 @triton.jit

@@ -350,7 +350,9 @@ class Text:
                 case Apply(dtype=dtype, op=function, arguments=arguments):
                     texts = [values[a] for a in arguments]
                     if function == "exp" and dtype is DType.F32 and is_nonpositive(arguments[0], ops):
-                        self.line(f"{name} = f.exp_of_nonpositive({texts[0]})")
+                        self.line(f"{name} = {_exp(arguments[0], texts[0], ops, values)}")
+                    elif (slope := _argument_of_tanh(op, ops)) is not None:
+                        self.line(f"{name} = f.one_plus_tanh({values[slope]})")
                     else:
                         self.line(f"{name} = {apply(function, dtype, types[arguments[0]], texts)}")
                 case Select(inside=inside, guards=()):
@@ -372,6 +374,31 @@ class Text:
                     values[op.name] = memo[text]
                 else:
                     memo[text] = name
+
+
+def _exp(argument: str, text: str, ops: Sequence[TileOp], values: Mapping[str, str]) -> str:
+    """Return the text of a power of e whose argument is the minimum of a number and at most 0.
+
+    Only a softmax subtracts one tile from another, the maxima of its rows, so there the minimum with 0 changes nothing.
+    """
+    by_name = {op.name: op for op in ops}
+    match by_name[argument]:
+        case Apply(arguments=(x, least)):
+            match by_name.get(x), by_name[least]:
+                case Apply(op="sub", arguments=(a, b)), Literal(value=0) if a not in by_name and b not in by_name:
+                    return f"f.exp_below({values[a]}, {values[b]})"
+    return f"f.exp_of_nonpositive({text})"
+
+
+def _argument_of_tanh(total: Apply, ops: Sequence[TileOp]) -> str | None:
+    """Return the name of x if an operation computes 1 + tanh(x), as GELU does; else None."""
+    if total.op != "add" or not total.dtype.is_float:
+        return None
+    of = [op for op in ops if op.name in total.arguments]
+    match sorted(of, key=lambda op: isinstance(op, Literal)):
+        case [Apply(op="tanh", arguments=(x,)), Literal(value=1)]:
+            return x
+    return None
 
 
 def axes_of(expr: Expr, at: Coordinates) -> frozenset[int]:
