@@ -24,6 +24,9 @@ from korch.tile.triton.text import COMPUTE, is_printable
 Ports = list[tuple[str, DType]]
 """Names and element types of buffers."""
 
+AHEAD, AHEAD_OPTIONS = "ahead", LaunchOptions(ahead=4)
+"""The variant of long reductions that loads tiles ahead, and its options."""
+
 
 class TritonProvider:
     """Korch's own kernel generator for CUDA devices."""
@@ -51,7 +54,7 @@ class TritonProvider:
         return [
             Offer(inputs, outputs, variant)
             for inputs, outputs in dict.fromkeys(offered_layouts(group, target.lanes))
-            for variant in (("", "split") if is_long else ("",))
+            for variant in (("", AHEAD, "split", f"split {AHEAD}") if is_long else ("",))
         ]
 
     def build(self, group: Group, offer: Offer, target: CudaTarget) -> CudaKernel | Refusal:
@@ -60,10 +63,12 @@ class TritonProvider:
             program = lower(group.body, offer.inputs, offer.outputs, DEVICE)
         except TextLimitError as error:
             return Refusal(str(error))
-        split = offer.variant == "split"
-        if split and not _is_splittable(program, target):
+        if offer.variant.startswith("split") and not _is_splittable(program, target):
             return Refusal("no row is worth splitting")
-        return print_kernel(group, offer, program, target)
+        kernel = print_kernel(group, offer, program, target, AHEAD_OPTIONS if AHEAD in offer.variant else USUAL)
+        if AHEAD in offer.variant and not any("num_stages" in launch.source for launch in kernel.launches):
+            return Refusal("no row is added up in a loop")
+        return kernel
 
 
 def print_kernel(
@@ -74,7 +79,7 @@ def print_kernel(
     `offer`: the layouts; its variant may ask for split rows.
     """
     comment = f"{comment_of(group, offer)}\nvariant {offer.variant}"
-    printed = print_triton(program, comment, target.processors, offer.variant == "split", options)
+    printed = print_triton(program, comment, target.processors, offer.variant.startswith("split"), options)
     return kernel_of(printed, *ports(group))
 
 

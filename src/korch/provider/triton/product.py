@@ -21,13 +21,19 @@ from korch.provider.triton.fused import print_kernel
 from korch.schedule.contraction import Contraction, Layouts, NotFusedError, contraction_of, extent, root_of
 from korch.schedule.device import Blocks, DeviceProduct
 from korch.tile.ir.program import Product
-from korch.tile.triton.launch import LaunchOptions
+from korch.tile.triton.launch import USUAL, LaunchOptions
 
 MOST_DIRECT = 64
 """Terms of the longest sum that is unrolled."""
 
 FEWEST_COLUMNS = 8
-"""Products with fewer rows or columns waste most of a tile."""
+"""Products with fewer rows or columns waste most of a tile, which pays if their sums are long: weights take longer."""
+
+DIRECT_ROWS = ("4x1024w4s0", "8x512w4s4", "16x256w4s4")
+"""Variants of direct sums whose terms are adjacent: results and terms of a tile, warps, pipeline stages (0: none)."""
+
+DIRECT_COLUMNS = ("32x64w4s4", "64x32w4s4")
+"""The same for sums whose results are adjacent."""
 
 OFFERED = 5
 """How many of the best tiles by the cost model are offered. Variants of the best tile come on top."""
@@ -128,10 +134,12 @@ class TritonProductProvider:
         if isinstance(root, Refusal):
             return root
         offers: list[Offer] = []
+        is_tf32 = target.products(group.body.types[root.inputs[1]].dtype)[:1] == (Product.TF32,)
         for inputs, outputs in product_layouts(group):
-            inputs = _with_adjacent_terms(group, root, inputs, target)
+            turned = _with_adjacent_terms(group, root, inputs)
+            given = turned if is_tf32 else inputs  # as matrix units read TF32
             try:
-                schedule = _schedule(group, root, (inputs, outputs))
+                schedule = _schedule(group, root, (given, outputs))
                 if not offers:  # layouts change where elements are, not whether they can be computed
                     schedule.direct()
             except NotFusedError as error:
@@ -140,12 +148,15 @@ class TritonProductProvider:
             factor = SINGLE if schedule.reads_single_elements else 1.0
             tiles = tiles_for(found, schedule.dtype, target)
             offers += [
-                Offer(inputs, outputs, str(tile), guess_ns=int(factor * tile_ns(found, tile, schedule.dtype, target)))
+                Offer(given, outputs, str(tile), guess_ns=int(factor * tile_ns(found, tile, schedule.dtype, target)))
                 for tile in tiles
             ]
             is_short = extent(found.terms) <= MOST_DIRECT
-            if not tiles or (is_short and _is_narrow(found)):
+            if not tiles or _is_narrow(found, FEWEST_COLUMNS) or (is_short and _is_narrow(found, 2 * FEWEST_COLUMNS)):
                 offers.append(Offer(inputs, outputs, "direct"))
+            if root.op == "matmul" and not is_short and _is_narrow(found, FEWEST_COLUMNS):
+                offers += [Offer(inputs, outputs, f"direct {tile}") for tile in DIRECT_COLUMNS]
+                offers += [Offer(turned, outputs, f"direct {tile}") for tile in DIRECT_ROWS if turned != inputs]
         return offers
 
     def build(self, group: Group, offer: Offer, target: CudaTarget) -> CudaKernel | Refusal:
@@ -155,8 +166,10 @@ class TritonProductProvider:
             return root
         try:
             schedule = _schedule(group, root, (offer.inputs, offer.outputs))
-            if offer.variant == "direct":
-                return print_kernel(group, offer, schedule.direct(), target)
+            if offer.variant.startswith("direct"):
+                sizes = [int(n) for n in re.findall(r"\d+", offer.variant)]
+                options = LaunchOptions(sizes[2], tile=(sizes[0], sizes[1]), ahead=sizes[3]) if sizes else USUAL
+                return print_kernel(group, offer, schedule.direct(), target, options)
             tile = ProgramTile.parse(offer.variant)
             program = schedule.blocked(Blocks(tile.rows, tile.columns, tile.terms, tile.parts), tile.product)
             return print_kernel(group, offer, program, target, tile.options)
@@ -185,13 +198,10 @@ def product_layouts(group: Group) -> list[Layouts]:
     )
 
 
-def _with_adjacent_terms(
-    group: Group, root: Primitive, inputs: tuple[Layout, ...], target: CudaTarget
-) -> tuple[Layout, ...]:
-    """Return layouts of inputs in which the terms of constant matrices are adjacent, as matrix units read TF32."""
+def _with_adjacent_terms(group: Group, root: Primitive, inputs: tuple[Layout, ...]) -> tuple[Layout, ...]:
+    """Return layouts of inputs in which the terms of a constant matrix are adjacent."""
     type_, place = group.body.types[root.inputs[1]], group.position.get(root.inputs[1])
-    is_tf32 = target.products(type_.dtype)[:1] == (Product.TF32,)
-    if root.op != "matmul" or place not in group.constant_inputs or not is_tf32:
+    if root.op != "matmul" or place not in group.constant_inputs:
         return inputs
     turned = Layout((*range(type_.rank - 2), type_.rank - 1, type_.rank - 2))
     return replaced(inputs, place, turned.normalized(type_.shape))
@@ -205,8 +215,8 @@ def _schedule(group: Group, root: Primitive, layouts: Layouts) -> DeviceProduct:
     return DeviceProduct(group, root, layouts, contraction_of(group, root, is_last))
 
 
-def _is_narrow(found: Contraction) -> bool:
-    return min(extent(found.rows), extent(found.columns)) < 2 * FEWEST_COLUMNS
+def _is_narrow(found: Contraction, least: int) -> bool:
+    return min(extent(found.rows), extent(found.columns)) < least
 
 
 def tiles_for(found: Contraction, dtype: DType, target: CudaTarget) -> list[ProgramTile]:
@@ -253,7 +263,7 @@ def _sizes(found: Contraction) -> tuple[int, ...]:
 @lru_cache(maxsize=1024)  # groups that differ in what surrounds a product, and layouts, ask for the same sizes
 def _ranked(sizes: tuple[int, ...], dtype: DType, target: CudaTarget, is_exact: bool) -> tuple[ProgramTile, ...]:
     batch, m, n, k = sizes
-    if min(m, n) < FEWEST_COLUMNS or k < FEWEST_COLUMNS:
+    if k < FEWEST_COLUMNS or (min(m, n) < FEWEST_COLUMNS and k <= MOST_DIRECT):
         return ()
     scored = []
     for (rows, columns, warps), product in itertools.product(SIZES, target.products(dtype, is_exact)):

@@ -34,7 +34,7 @@ from korch.tile.ir.program import (
     TileProgram,
     written_by,
 )
-from korch.tile.triton.launch import LaunchOptions, PrintedProgram, StageLaunch
+from korch.tile.triton.launch import USUAL, LaunchOptions, PrintedProgram, StageLaunch
 from korch.tile.triton.text import COLUMNS, REDUCE, ROWS, STORED, Coordinate, axes_of, converted, literal, power_of_two
 
 SMALLEST = 16
@@ -99,12 +99,18 @@ class BlockStage(StageLaunch):
     """Prints a stage as a launch with one program per task; tiles are blocks."""
 
     def __init__(
-        self, program: TileProgram, stage: Stage, comment: str, found: PrintedProgram, processors: int
+        self,
+        program: TileProgram,
+        stage: Stage,
+        comment: str,
+        found: PrintedProgram,
+        processors: int,
+        options: LaunchOptions = USUAL,
     ) -> None:
-        super().__init__(program, stage, comment, found, processors)
+        super().__init__(program, stage, comment, found, processors, options)
         self.blocks: dict[str, TileBlock] = {}
         self.sides: dict[str, int] = {}
-        self.options, self.band = LaunchOptions(), 1
+        self.band = 1
         for loops, step in stage.leaves:
             for axis in step.axes:
                 least = SMALLEST if isinstance(step, Contract) else 1
@@ -113,16 +119,16 @@ class BlockStage(StageLaunch):
             for axis in (*stage.grid, *(loop.axis for loop in loops), *step.axes):
                 self.text.ranges[axis.name] = (0, max(axis.extent, self.sides.get(axis.name, 1)) - 1)
 
-    def print(self, options: LaunchOptions) -> None:
+    def print(self) -> None:
         """Print the stage as one launch.
 
         Raises:
             InvalidGraphError: it can't be printed.
         """
-        self.text.known, self.options = {}, options
+        self.text.known = {}
         self.widen()
         self.steps(self.stage.steps, self.place())
-        self.finish(self.stage.tasks, options.warps)
+        self.finish(self.stage.tasks, self.options.warps)
 
     def place(self) -> dict[str, Coordinate]:
         """Write the task of a program; return the Triton text of the grid's axes."""

@@ -11,10 +11,13 @@ from korch.tile.triton.text import Text
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """How a stage with contractions or loops is printed and launched."""
+    """How a stage is printed and launched."""
 
-    warps: int = 4  # the warps per program
-    stages: int = 2  # the number of pipeline stages of a loop (Triton's `num_stages`)
+    warps: int = 4  # the warps per program of a stage with contractions or loops, or with a given tile
+    stages: int = 2  # the number of pipeline stages of a loop with a contraction (Triton's `num_stages`)
+    # for a stage with reductions: the rows, and the most columns, of a tile; chosen by the printer if they are 0
+    tile: tuple[int, int] = (0, 0)
+    ahead: int = 0  # the number of pipeline stages of a reduction's loop; 0 if loads are not pipelined
 
 
 USUAL = LaunchOptions()
@@ -80,8 +83,15 @@ class StageLaunch:
     """Prints the launches of one stage; there are four kinds, one subclass each."""
 
     def __init__(
-        self, program: TileProgram, stage: Stage, comment: str, found: PrintedProgram, processors: int
+        self,
+        program: TileProgram,
+        stage: Stage,
+        comment: str,
+        found: PrintedProgram,
+        processors: int,
+        options: LaunchOptions = USUAL,
     ) -> None:
+        self.options = options
         self.program = program
         self.stage = stage
         self.comment = comment

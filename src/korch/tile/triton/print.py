@@ -57,13 +57,13 @@ def print_triton(
         if stage_is_blocked(stage) or is_free:
             _require_all_points(stage)
         if stage_is_blocked(stage):
-            BlockStage(program, stage, comment, found, processors).print(options)
+            BlockStage(program, stage, comment, found, processors, options).print()
         elif is_free:
             _FreeStage(program, stage, comment, found, processors).print()
         elif split and stage_is_splittable(program, stage, processors):
-            SplitStage(program, stage, comment, found, processors).print()
+            SplitStage(program, stage, comment, found, processors, options).print()
         else:
-            RowStage(program, stage, comment, found, processors).print()
+            RowStage(program, stage, comment, found, processors, options).print()
     return found
 
 

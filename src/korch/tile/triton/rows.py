@@ -72,7 +72,8 @@ class RowStage(StageLaunch):
             if any(name not in row.values for name in written):
                 text.line("tl.debug_barrier()")
                 row.memo.clear()
-        self.finish(-(-tasks // rows), warps_for(rows * max(columns), max(map(numbers_of, passes))))
+        usual = warps_for(rows * max(columns), max(map(numbers_of, passes)))
+        self.finish(-(-tasks // rows), self.options.warps if self.options.tile[0] else usual)
 
     def grid(self) -> list[Axis]:
         """Return the grid's axes, with the one along which most reads are contiguous last."""
@@ -102,6 +103,8 @@ class RowStage(StageLaunch):
                     side += self.sizes[op.buffer]
         extents = [math.prod(a.extent for a in _columns_of(p)) for p in self.stage.passes]
         tasks, longest = self.stage.tasks, max(extents)
+        if (rows := self.options.tile[0]) > 0:
+            return rows, [min(power_of_two(n), self.options.tile[1]) for n in extents]
         if beside >= side and longest <= MOST_SERIAL:
             most = 256 if max(map(numbers_of, self.stage.passes)) <= MANY_NUMBERS else MANY_ROWS
             rows = min(most, power_of_two(tasks))
@@ -206,7 +209,7 @@ class RowStage(StageLaunch):
         base = ""
         if total > columns:
             base = text.fresh("b")
-            text.line(f"for {base} in range(0, {total}, {columns}):")
+            text.line(f"for {base} in {self.range(f'0, {total}, {columns}')}:")
             text.depth += 1
             base += " + "
         definition = f"{c} = {base}tl.arange(0, {columns})[None, :]"
@@ -217,6 +220,10 @@ class RowStage(StageLaunch):
         if total % columns:
             masks[1] = f"({c} < {total})"
         return self.split_columns(c, points, memo)
+
+    def range(self, ends: str) -> str:
+        """Return the text of a loop's range; Triton loads the next tiles while it adds up one, if options say so."""
+        return f"tl.range({ends}, num_stages={self.options.ahead})" if self.options.ahead else f"range({ends})"
 
     def split_columns(self, c: str, points: Sequence[Axis], memo: dict[str, str] | None) -> dict[str, Coordinate]:
         """Write the coordinates of a pass's own axes; with a memo, equal ones are written only once."""
@@ -312,7 +319,7 @@ class SplitStage(RowStage):
             for sink in pass_.sinks:
                 if isinstance(sink, Accumulate):
                     accumulators[sink.buffer] = self.begin(sink, 1, columns)
-            text.line(f"for b in range({per_part}):")
+            text.line(f"for b in {self.range(str(per_part))}:")
             text.depth += 1
             text.line(f"c = (part * {per_part} + b) * {columns} + tl.arange(0, {columns})[None, :]")
             masks = {1: f"(c < {total})"} if total % (columns * per_part * parts) else {}
