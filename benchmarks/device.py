@@ -343,9 +343,10 @@ def _tensorrt(module: Any, model: Any, inputs: list[Any], precision: str) -> Cal
         return _tensorrt_of_onnx(model, inputs, precision == "tf32")
 
     kind = torch.float16 if precision == "float16" else torch.float32
-    compiled = torch_tensorrt.compile(
-        module, ir="dynamo", inputs=inputs, enabled_precisions={kind}, disable_tf32=precision == "float32"
-    )
+    with device_lock():
+        compiled = torch_tensorrt.compile(
+            module, ir="dynamo", inputs=inputs, enabled_precisions={kind}, disable_tf32=precision == "float32"
+        )
     return lambda: compiled(*inputs)
 
 
@@ -420,7 +421,8 @@ def _describe(executable: Any, seconds: float) -> dict[str, Any]:
         }
         for step in executable.plan.steps
     ]
-    return {"seconds": seconds, **{key: plain(getattr(report, key)) for key in kept}, "steps": kernels}
+    schedule = {"schedule": executable.schedule, "schedules_ns": executable.schedules_ns}
+    return {"seconds": seconds, **schedule, **{key: plain(getattr(report, key)) for key in kept}, "steps": kernels}
 
 
 def collect(folder: Path, quick: bool) -> dict[str, Any]:

@@ -131,11 +131,13 @@ def maker(
         def make_cuda(steps: Sequence[PlanStep[Any]]) -> CudaExecutable:
             from korch.cuda.measure.meter import CudaMeter
             from korch.cuda.runtime.build import build_cuda
-            from korch.cuda.runtime.executable import with_best_branches
+            from korch.cuda.runtime.early import early_program
+            from korch.cuda.runtime.executable import with_best_schedule
 
             if not isinstance(meter, CudaMeter):
                 raise AssertionError("a meter of another target")
-            return with_best_branches(build_cuda(graph, steps, meter.target, meter.compiler, origin))
+            program = build_cuda(graph, steps, meter.target, meter.compiler, origin)
+            return with_best_schedule(program, early_program(program, meter.compiler))
 
         return make_cuda
 

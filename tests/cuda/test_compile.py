@@ -18,6 +18,8 @@ from korch.candidate.candidate import Group, Refusal, make_group
 from korch.cuda import compile as compile_module
 from korch.cuda.compile import Cubin, CubinCompiler, CubinFailure
 from korch.cuda.kernel import make_launch
+from korch.cuda.runtime.early import begun_early, without_early
+from korch.cuda.runtime.record import BufferRecord
 from korch.cuda.target import NOMINAL
 from korch.primitive.precision import with_tf32
 from korch.primitive.types import DType
@@ -247,6 +249,53 @@ def test_functions_take_few_instructions(compiler, provider, group, variant, ins
     text = disassembled(cubin.image)
     count = len(re.findall(rf"\s(?:{instruction})\b", text))
     assert 0 < count <= most * len(re.findall(r"MUFU\.EX2", text))
+
+
+@pytest.fixture(scope="module")
+def instructions(compiler):
+    """Return the instructions of each kind of kernel in a form that may begin early."""
+    if compiler.arch != 90:
+        pytest.skip("kernels begin early on Hopper and newer devices")
+    launches = []
+    for kernel in sample(NOMINAL[90]):
+        for launch in kernel.launches:
+            kinds = ["constant" if i == 1 else "arena" for i in range(max(launch.arguments) + 1)]
+            launches.append(begun_early(launch, [BufferRecord(kind, 0, 1 << 20) for kind in kinds]))
+    found = compiler.compile(launches)
+    assert len(found) > 15
+    return {launch: sass(found[launch.symbol]) for launch in launches}
+
+
+def sass(cubin):
+    assert isinstance(cubin, Cubin), cubin
+    lines = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(\w\S*)", disassembled(cubin.image))
+    return [line.split(".")[0] for line in lines]
+
+
+GLOBAL = {*["LDG", "STG", "LD", "ST", "LDGSTS", "ATOM", "ATOMG", "RED", "REDG", "UTMALDG", "UTMASTG", "UBLKCP"]}
+
+
+def test_every_kind_of_kernel_waits_before_it_touches_memory(instructions):
+    fetching = 0
+    for launch, names in instructions.items():
+        (wait,) = (i for i, name in enumerate(names) if name == "ACQBULK")
+        before, after = names[:wait], names[wait:]
+        assert not GLOBAL & {*before} and GLOBAL & {*after}, launch.source
+        assert not {"BRA", "BRX", "CALL", "EXIT", "RET"} & {*before}, "a program may pass the wait by"
+        assert before.count("PREEXIT") == 1 and "PREEXIT" not in after
+        fetching += "CCTL" in before
+        assert ("CCTL" in before) is ("f.prefetch(" in launch.source) and "CCTL" not in after
+    assert fetching > 10
+
+
+def test_a_kernel_compiles_for_an_older_device_without_the_lines(instructions, tmp_path):
+    older = CubinCompiler(80, tmp_path, workers=1)
+    launch = next(launch for launch in instructions if "f.prefetch(" in launch.source)
+    try:
+        plain = replace(launch, source=without_early(launch.source))
+        assert isinstance(older.compile([plain])[launch.symbol], Cubin)
+    finally:
+        older.close()
 
 
 def disassembled(image: bytes) -> str:

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from korch.cuda.runtime.record import BufferRecord, StepProgram
-from korch.cuda.runtime.schedule import STREAMS, dependencies, schedule
+from korch.cuda.runtime.record import BufferRecord, LaunchRecord, StepProgram
+from korch.cuda.runtime.schedule import STREAMS, Turn, dependencies, early_launches, in_order, schedule
 
 
 def step(reads, writes):
@@ -50,6 +50,18 @@ def test_every_conflict_is_ordered(seed):
         for other in range(number):
             if _touch(steps[other], steps[number]):
                 assert other in known
+
+
+def test_a_kernel_begins_early_only_behind_a_kernel_of_its_stream():
+    launch = LaunchRecord("k", 1, 1, 0, (), ())
+    kernel, pair = StepProgram((), 0, 0, (launch,)), StepProgram((), 0, 0, (launch, launch))
+    call, engine, nothing = StepProgram((), 0, 0, call="c"), StepProgram((), 0, 0, engine="e"), StepProgram((), 0, 0)
+    steps = [kernel, pair, call, pair, nothing, kernel, engine, nothing, kernel]
+    flags = [(False,), (True, True), (), (False, True), (), (True,), (), (), (False,)]
+    assert list(early_launches(steps, in_order(steps))) == flags
+    turns = [Turn(0, ()), Turn(1, ()), Turn(0, ()), Turn(1, (2,)), Turn(1, ()), Turn(0, (1,))]
+    expected = [(False,), (False,), (True,), (False,), (True,), (False,)]
+    assert list(early_launches([kernel] * 6, turns)) == expected
 
 
 def _touch(a, b):

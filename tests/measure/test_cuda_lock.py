@@ -6,6 +6,7 @@ import select
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from threading import Thread
 from types import SimpleNamespace
 
@@ -74,22 +75,39 @@ def test_a_plan_is_timed_alone(tmp_path, monkeypatch):
     assert owner._clock()() == 3_000_000 and held == [True] * (1 + executable.REPLAYS)
 
 
-@pytest.mark.parametrize(("times", "is_parallel"), [((2.0, 1.0), True), ((1.0, 2.0), False)])
-def test_branches_are_compared_while_others_wait(times, is_parallel, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("times", "chosen"),
+    [
+        ({"in order": 3.0, "branches": 2.0, "early": 0.5, "branches early": 1.0}, "branches early"),
+        ({"in order": 2.0, "branches": 3.0, "early": 1.0}, "early"),
+        ({"in order": 1.0, "branches": 2.0, "early": 3.0}, "in order"),
+        ({"in order": 2.0, "branches": 1.0}, "branches"),  # the driver can't capture the other one
+    ],
+)
+def test_schedules_are_compared_while_others_wait(times, chosen, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    real = executable.CudaExecutable
 
     class Made:
         def __init__(self, program):
             assert lock._held  # libraries time kernels here
-            self.program = program
+            self._program, self._is_early, self.schedules_ns = program, program.is_early, {}
+            self.schedule = real.schedule.fget(self)
+            if self.schedule not in times:
+                raise RuntimeError("capture failed")
 
         def _clock(self):
-            return lambda: int(1e6 * times[self.program.is_parallel]) if lock._held else 0
+            return lambda: int(1e6 * times[self.schedule]) if lock._held else 0
 
     monkeypatch.setattr(executable, "CudaExecutable", Made)
     monkeypatch.setattr(executable, "schedule", lambda steps: [executable.Turn(0, ()), executable.Turn(1, ())])
     program = record.CudaProgram(None, 90, False, (), (), (), None, {}, {})
-    assert executable.with_best_branches(program).program.is_parallel is is_parallel
+    early = replace(program, is_early=True)
+    found = executable.with_best_schedule(program, early)
+    assert found.schedule == chosen and found.schedules_ns[chosen] == min(found.schedules_ns.values())
+    expected = "branches" if times["branches"] < times["in order"] else "in order"
+    assert executable.with_best_schedule(program).schedule == expected
 
 
 def test_nothing_is_waited_for_without_a_folder(monkeypatch):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
@@ -41,15 +42,25 @@ class _Pointer:
         return int(self.memory.array.ctypes.data) + self.memory.offset
 
 
-def run_launches(launches: Sequence[Launch], memory: Sequence[Sequence[Memory]]) -> None:
+@dataclass(frozen=True)
+class Early:
+    """What a launch meets that begins before earlier work has ended."""
+
+    end: Callable[[], None]  # ends the earlier work; called when the first program waits, or when all have run
+    constants: Sequence[tuple[int, int]] = ()  # begin and end of the memory that may be prefetched before
+
+
+def run_launches(launches: Sequence[Launch], memory: Sequence[Sequence[Memory]], early: Early | None = None) -> None:
     """Run launches in order.
 
     Args:
         launches: the launches to run.
         memory: for each launch, its buffers in the order of its arguments.
+        early: the earlier work that the first launch has to wait for; none if not given.
 
     Raises:
         ValueError: the process does not interpret.
+        AssertionError: a program of a launch that waits accesses memory before.
     """
     from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 
@@ -69,7 +80,7 @@ def run_launches(launches: Sequence[Launch], memory: Sequence[Sequence[Memory]])
         raise ValueError("set TRITON_INTERPRET=1 before Triton is imported")
     with _quick_interpreter(), np.errstate(all="ignore"):
         for launch, function, buffers in zip(launches, functions, memory, strict=True):
-            with _checked_addresses(buffers):
+            with _checked_waits(launch, early or Early(lambda: None)), _checked_addresses(buffers):
                 Executor(function.rewrite(), function.arg_names, (launch.grid,))(*_pointers(launch, buffers))
 
 
@@ -104,6 +115,68 @@ def _checked_addresses(buffers: Sequence[Memory]) -> Iterator[None]:
     masked_load, masked_store = builder.create_masked_load, builder.create_masked_store
     with patch.object(builder, "create_masked_load", load), patch.object(builder, "create_masked_store", store):
         yield
+
+
+@cache
+def _unchecked() -> tuple[Callable[..., Any], ...]:
+    """Return the interpreter's own functions: launches that run within another one are checked by themselves."""
+    from triton.runtime.interpreter import InterpreterBuilder as Kind
+
+    return Kind.set_grid_idx, Kind.create_masked_load, Kind.create_masked_store
+
+
+@contextmanager
+def _checked_waits(launch: Launch, early: Early) -> Iterator[None]:
+    """Let each program of a launch wait by itself, and check what it does before."""
+    from triton.runtime import interpreter
+
+    from korch.cuda import functions
+
+    builder, kind = interpreter.interpreter_builder, interpreter.InterpreterBuilder
+    waits, ended = "f.wait_for_earlier()" in launch.source, False
+    has_waited = not waits
+    set_index, load, store = _unchecked()
+
+    def end() -> None:
+        nonlocal ended
+        if not ended:
+            ended = True
+            grid = builder.grid_idx, builder.grid_dim
+            early.end()  # may interpret other launches
+            builder.grid_idx, builder.grid_dim = grid
+
+    def begin(self: Any, *index: int) -> None:
+        nonlocal has_waited
+        has_waited = not waits
+        set_index(self, *index)
+
+    def wait() -> None:
+        nonlocal has_waited
+        end()
+        has_waited = True
+
+    def after_wait(function: Callable[..., Any]) -> Callable[..., Any]:
+        def access(*args: Any, **named: Any) -> Any:
+            assert has_waited, "memory is accessed before the wait"
+            return function(*args, **named)
+
+        return access
+
+    def prefetch(pointer: Any, first: Any, lines: int, each: int) -> None:
+        begin = int(pointer.handle.data.item())
+        assert not has_waited and each > 0
+        assert any(low <= begin and begin + 128 * lines <= high for low, high in early.constants), "not constant"
+
+    with (
+        patch.object(kind, "set_grid_idx", begin),
+        patch.object(kind, "create_masked_load", after_wait(load)),
+        patch.object(kind, "create_masked_store", after_wait(store)),
+        patch.object(functions, "begin_next", lambda: None),
+        patch.object(functions, "wait_for_earlier", wait),
+        patch.object(functions, "prefetch", prefetch),
+    ):
+        yield
+    end()
 
 
 def _pointers(launch: Launch, buffers: Sequence[Memory]) -> list[_Pointer]:

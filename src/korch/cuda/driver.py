@@ -21,7 +21,29 @@ MAX_DYNAMIC_SHARED_SIZE = 8
 PREFERRED_CARVEOUT = 9
 """CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in percent."""
 
+PROGRAMMATIC_STREAM_SERIALIZATION = 6
+"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
+
 STATIC_SHARED_BYTES = 48 << 10
+
+
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute with a value that is an int."""
+
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_char * 4), ("value", ctypes.c_int), ("rest", ctypes.c_char * 60))
+
+
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(LaunchAttribute)),
+        ("count", ctypes.c_uint),
+    )
 
 
 class DriverError(UnsupportedError):
@@ -100,8 +122,10 @@ class CudaFunction:
         """Unload the cubin; no launch may still run. On a device that does not work any more, this does nothing."""
         _driver().cuModuleUnload(self._module)
 
-    def launch(self, programs: int, pointers: Sequence[int], stream: int) -> None:
+    def launch(self, programs: int, pointers: Sequence[int], stream: int, is_early: bool = False) -> None:
         """Launch the kernel asynchronously.
+
+        `is_early`: whether it may begin before the kernel in front of it has ended; it must then wait by itself.
 
         Raises:
             DriverError: the launch was refused.
@@ -111,5 +135,8 @@ class CudaFunction:
         step = ctypes.sizeof(ctypes.c_uint64)
         base = ctypes.addressof(values)
         parameters = (ctypes.c_void_p * len(values))(*(base + i * step for i in range(len(values))))
-        sizes = programs, 1, 1, self.threads, 1, 1, self.shared_bytes
-        _call("cuLaunchKernel", self._function, *sizes, ctypes.c_void_p(stream), parameters, None)
+        early = LaunchAttribute(id=PROGRAMMATIC_STREAM_SERIALIZATION, value=1)
+        config = LaunchConfig(
+            (programs, 1, 1), (self.threads, 1, 1), self.shared_bytes, stream, ctypes.pointer(early), int(is_early)
+        )
+        _call("cuLaunchKernelEx", ctypes.byref(config), self._function, parameters, None)

@@ -7,6 +7,7 @@ checked without a GPU. Arguments and results are tiles of float32 or float64 unl
 # mypy: ignore-errors
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
@@ -145,3 +146,33 @@ def floored_remainder(a, b):
     rest = a % divisor
     rest = tl.where((rest != 0) & ((rest < 0) != (divisor < 0)), rest + divisor, rest)
     return tl.where(b == 0, 0, rest)
+
+
+# How a kernel begins that may begin early (`korch.cuda.runtime.early`). These need sm_90, and are not interpreted.
+
+
+@triton.jit
+def begin_next():
+    """Let the next kernel begin once all programs of this one have come here."""
+    gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_earlier():
+    """Wait until the kernel before has ended, and see what it wrote."""
+    gdc_wait()
+
+
+@triton.jit
+def prefetch(pointer, first, lines, each: tl.constexpr):
+    """Bring lines of 128 bytes into the level-2 cache: `each` lines from number `first` on, of those below `lines`."""
+    line = first + tl.arange(0, each)
+    inside = ((line >= 0) & (line < lines)).to(tl.int32)
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
+        "=r,l,r",
+        [pointer.to(tl.int64) + line.to(tl.int64) * 128, inside],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

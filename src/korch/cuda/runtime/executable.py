@@ -25,11 +25,12 @@ from korch.cuda.measure.clock import elapsed_ms
 from korch.cuda.measure.device import require_torch
 from korch.cuda.measure.lock import device_lock
 from korch.cuda.module import load_call
+from korch.cuda.runtime.early import EARLIEST_ARCH
 from korch.cuda.runtime.memory import StepMemory, bytes_of
 from korch.cuda.runtime.recompile import cubins_for
 from korch.cuda.runtime.record import CudaProgram, StepProgram, archive_of, read_program
-from korch.cuda.runtime.schedule import STREAMS, Turn, schedule
-from korch.errors import InputError
+from korch.cuda.runtime.schedule import STREAMS, Turn, early_launches, in_order, schedule
+from korch.errors import InputError, UnsupportedError
 from korch.primitive.types import DType
 from korch.runtime.artifact import Archive
 from korch.runtime.record import PlanRecord, TensorRecord
@@ -41,8 +42,8 @@ logger = logging.getLogger("korch.cuda")
 REPLAYS = 4
 """The replays of which one time is the mean."""
 
-BRANCH_ROUNDS = 9
-"""Rounds in which a graph with branches and a graph without branches are timed in turn."""
+SCHEDULE_ROUNDS = 9
+"""Rounds in which graphs with two schedules are timed in turn."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,9 +91,9 @@ class CudaExecutable(PlanExecutable):
         self._arena = torch.empty(max(1, program.plan.arena_bytes), dtype=torch.uint8, device="cuda")
         self._weights = torch.from_numpy(program.weights.block).to("cuda")
         self._tables = [torch.tensor(t, dtype=torch.int32, device="cuda") for t in program.tables]
-        self._turns: tuple[Turn, ...] = (
-            schedule(program.steps) if program.is_parallel else tuple(Turn(0, ()) for _ in program.steps)
-        )
+        self._turns: tuple[Turn, ...] = schedule(program.steps) if program.is_parallel else in_order(program.steps)
+        self.schedules_ns: dict[str, int] = {}  # when it was built: the time of a run with each schedule compared
+        self._is_early = program.is_early and 10 * major + minor >= EARLIEST_ARCH
         self._own = self._bind(self._allocate("inputs"), self._allocate("outputs"))
         self._done = torch.cuda.Event()
 
@@ -114,6 +115,12 @@ class CudaExecutable(PlanExecutable):
     def sources(self) -> Mapping[str, str]:
         """The sources by symbol."""
         return self._program.sources
+
+    @property
+    def schedule(self) -> str:
+        """How its kernels overlap: on branches of the graph, by an early begin, both, or not at all."""
+        names = ["branches"] * self._program.is_parallel + ["early"] * self._is_early
+        return " ".join(names) or "in order"
 
     def compute(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
         """Run the model on the current stream.
@@ -255,6 +262,7 @@ class CudaExecutable(PlanExecutable):
         joined = {main}
         events: dict[int, Any] = {}
         wanted = {wait for turn in self._turns for wait in turn.waits}
+        early = early_launches(self._program.steps, self._turns)
         memory = StepMemory(torch, self._program, (self._arena, self._weights, self._tables), inputs, outputs)
         for number, (step, turn) in enumerate(zip(self._program.steps, self._turns, strict=True)):
             stream = streams[turn.stream]
@@ -277,8 +285,8 @@ class CudaExecutable(PlanExecutable):
                 else:
                     memory.forget(step.buffers[step.inputs :])
                 pointers = [[memory.address(step.buffers[i]) for i in la.arguments] for la in step.launches]
-                for launch, own in zip(step.launches, pointers, strict=True):
-                    self._functions[launch.symbol].launch(launch.grid, own, stream.cuda_stream)
+                for launch, own, may in zip(step.launches, pointers, early[number], strict=True):
+                    self._functions[launch.symbol].launch(launch.grid, own, stream.cuda_stream, self._is_early and may)
             if number in wanted:
                 events[number] = stream.record_event()
         for stream in joined - {main}:
@@ -326,21 +334,36 @@ def _open_buffers(step: StepProgram) -> list[int]:
     return [i for i in range(step.inputs + step.outputs) if i not in step.known]
 
 
-def with_best_branches(program: CudaProgram) -> CudaExecutable:
-    """Return an executable in which independent kernels run concurrently if that is faster.
+def with_best_schedule(program: CudaProgram, early: CudaProgram | None = None) -> CudaExecutable:
+    """Return an executable in which independent kernels run concurrently, and kernels begin early, if that is faster.
+
+    `early`: the program with kernels that begin early; None if there is none.
 
     Raises:
         UnsupportedError: there is no device, or the program does not run on it.
     """
     with device_lock():  # libraries time kernels when a graph is captured
-        one = CudaExecutable(replace(program, is_parallel=False))
-        if all(turn.stream == 0 for turn in schedule(program.steps)):
-            return one
-        side_by_side = CudaExecutable(replace(program, is_parallel=True))
-        clocks = [one._clock(), side_by_side._clock()]
-        times = [[clock() for clock in clocks] for _ in range(BRANCH_ROUNDS)]
-    medians = np.median(times, axis=0)
-    return side_by_side if medians[1] < medians[0] else one
+        best = CudaExecutable(replace(program, is_parallel=False))
+        if any(turn.stream for turn in schedule(program.steps)):
+            best = _faster(best, replace(program, is_parallel=True))
+        if early is not None:
+            best = _faster(best, replace(early, is_parallel=best._program.is_parallel))
+    return best
+
+
+def _faster(one: CudaExecutable, program: CudaProgram) -> CudaExecutable:
+    """Return an executable of a program if it is faster than another one, else the other one."""
+    try:
+        other = CudaExecutable(program)
+    except (UnsupportedError, RuntimeError) as error:  # an older driver can't capture kernels that begin early
+        logger.warning("a schedule is not tried: %s", error)
+        return one
+    clocks = [one._clock(), other._clock()]
+    medians = np.median([[clock() for clock in clocks] for _ in range(SCHEDULE_ROUNDS)], axis=0)
+    best = other if medians[1] < medians[0] else one
+    names = one.schedule, other.schedule
+    best.schedules_ns = one.schedules_ns | dict(zip(names, map(int, medians), strict=True))
+    return best
 
 
 def _torch_name(dtype: str) -> str:

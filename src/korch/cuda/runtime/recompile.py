@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from korch.cuda.compile import Cubin, CubinCompiler, CubinFailure
+from korch.cuda.runtime.early import EARLIEST_ARCH, without_early
 from korch.cuda.runtime.record import CudaProgram
 from korch.errors import UnsupportedError
 from korch.options import default_cache_folder
@@ -33,7 +34,10 @@ def cubins_for(program: CudaProgram, arch: int) -> dict[str, Cubin]:
             "here to compile them again",
             hint=f"Run: {install_command('cuda')}; or build the artifact on such a device",
         ) from error
-    sources = [launch.launch(program.sources) for launch in launches.values()]
+    texts = program.sources
+    if arch < EARLIEST_ARCH:
+        texts = {name: without_early(text) for name, text in texts.items()}
+    sources = [launch.launch(texts) for launch in launches.values()]
     try:
         found = compiler.compile(sources)
     finally:

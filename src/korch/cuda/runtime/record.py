@@ -29,7 +29,7 @@ from korch.runtime.report import Report
 from korch.runtime.weights import Weights
 
 FORMAT = "korch-cuda"
-SCHEMA = 8
+SCHEMA = 9
 PLAN, PROGRAM, REPORT = "plan.json", "program.json", "report.json"
 WEIGHTS = "weights.safetensors"
 CUBINS, ENGINES, SOURCES = "cubins/", "engines/", "sources/"
@@ -94,6 +94,7 @@ class CudaProgram:
     engines: Mapping[str, bytes] = field(default_factory=dict)  # the TensorRT engines by symbol
     engine_maker: str = ""  # what built the engines: the version of TensorRT and the device; "" if there are none
     is_parallel: bool = False  # whether independent kernels run on branches of the graph
+    is_early: bool = False  # whether kernels may begin before the kernel in front of them has ended
     report: Report = field(default_factory=Report)  # how the plan was found
 
     @property
@@ -108,6 +109,7 @@ def archive_of(program: CudaProgram) -> Archive:
         "arch": program.arch,
         "allow_tf32": program.allow_tf32,
         "is_parallel": program.is_parallel,
+        "is_early": program.is_early,
         "engine_maker": program.engine_maker,
         "steps": [asdict(step) for step in program.steps],
         "copies": [[output, asdict(place)] for output, place in program.copies],
@@ -136,6 +138,7 @@ def read_program(path: str | os.PathLike[str] | IO[bytes]) -> CudaProgram:
             arch=int(data["arch"]),
             allow_tf32=bool(data["allow_tf32"]),
             is_parallel=bool(data["is_parallel"]),
+            is_early=bool(data["is_early"]),
             steps=tuple(map(_step, data["steps"])),
             copies=tuple((int(output), _place(place)) for output, place in data["copies"]),
             tables=tuple(tuple(map(int, table)) for table in data["tables"]),

@@ -52,6 +52,26 @@ def schedule(steps: Sequence[StepProgram]) -> tuple[Turn, ...]:
     return tuple(turns)
 
 
+def in_order(steps: Sequence[StepProgram]) -> tuple[Turn, ...]:
+    """Return turns on one stream."""
+    return tuple(Turn(0, ()) for _ in steps)
+
+
+def early_launches(steps: Sequence[StepProgram], turns: Sequence[Turn]) -> tuple[tuple[bool, ...], ...]:
+    """Return for each launch of each step whether it may begin before the launch in front of it has ended.
+
+    It may if it waits for nothing else: on its stream, the launch follows another one, with no call, engine or wait for
+    other streams between.
+    """
+    found = []
+    follows = [False] * STREAMS
+    for step, turn in zip(steps, turns, strict=True):
+        first = follows[turn.stream] and not turn.waits
+        found.append(tuple(first or number > 0 for number in range(len(step.launches))))
+        follows[turn.stream] = bool(step.launches) or (first and not step.call and not step.engine)
+    return tuple(found)
+
+
 def _conflict(first: StepProgram, second: StepProgram) -> bool:
     """Return whether one of two steps writes memory that the other reads or writes."""
     return any(
