@@ -138,7 +138,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     end_s = time.monotonic() + args.seconds
-    found: dict[str, Any] = {"device": "none", "rows": []}
+    found: dict[str, Any] = {"device": "none", "clock": "replayed graphs, on the device, behind a sleep", "rows": []}
     for precision in args.precisions.split(","):
         options = replace(Options(), target=args.target, cache_folder=args.cache, precision=precision)
         with open_meter(options) as meter:

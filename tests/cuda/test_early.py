@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 import subprocess
 from dataclasses import replace
@@ -14,10 +15,12 @@ import pytest
 from korch.cuda import driver
 from korch.cuda.compile import Cubin, CubinFailure
 from korch.cuda.driver import CudaFunction, LaunchAttribute, LaunchConfig
-from korch.cuda.runtime.early import WAIT, early_program, without_early
-from korch.cuda.runtime.record import StepProgram, archive_of, read_program
+from korch.cuda.kernel import Launch
+from korch.cuda.runtime.early import HEAD, WAIT, begun_early, early_program, without_early
+from korch.cuda.runtime.record import BufferRecord, StepProgram, archive_of, read_program
 from korch.cuda.runtime.schedule import early_launches, schedule
 from korch.primitive import reference
+from korch.primitive.types import DType
 from korch.testing.samples import random_inputs
 from tests.cuda.test_whole_plans import options_of, program_of
 from tests.support.cuda_issue import Pending, issue_on_cpu
@@ -115,6 +118,25 @@ def test_programs_stay_as_they_are_where_nothing_can_begin_early(planned, caplog
     broken = SimpleNamespace(compile=lambda launches: {la.symbol: CubinFailure(la.symbol, "no") for la in launches})
     assert early_program(program, broken) is None
     assert "no kernel begins early: no" in caplog.text
+
+
+def fetched(grid, warps, *sizes):
+    """Return for each constant the lines that a launch prefetches in all, and those that each program asks for."""
+    names = [f"p_i{i}" for i in range(len(sizes))]
+    source = f"@triton.jit\ndef k({', '.join(names)}):\n{HEAD}    tl.store(p_i0, 1.0)\n"
+    launch = Launch("k", source, (DType.F32,) * len(sizes), tuple(range(len(sizes))), grid, warps)
+    made = begun_early(launch, [BufferRecord("constant", 0, size) for size in sizes])
+    assert made.symbol != "k" and made.symbol in made.source
+    calls = [node for node in ast.walk(ast.parse(made.source)) if isinstance(node, ast.Call)]
+    calls = [call for call in calls if ast.unparse(call.func) == "f.prefetch"]
+    return [tuple(arg.value for arg in call.args[2:]) for call in calls]
+
+
+def test_programs_share_the_lines_of_constants():
+    assert fetched(10, 4, 1 << 20) == [(8192, 1024)]  # 8 programs have all lines
+    assert fetched(64, 1, 1000, 100) == [(7, 32)]  # nothing beyond the end, and no part of a line
+    assert fetched(1, 4, 1 << 20) == [(8192, 2048)]  # one program has no time for more
+    assert fetched(1000, 4, 3 << 20, 3 << 20) == [(24576, 128), (8192, 128)]  # 4 MB in all
 
 
 # The driver
