@@ -52,6 +52,8 @@ def test_a_record_belongs_to_the_printed_kernel(tmp_path):
         moved = replace(candidate, version="of other sources")
         assert [meter.known(c) for c in (candidate, moved)] == [Measured(7, (7,))] * 2
         other = replace(candidate, offer=replace(candidate.offer, variant="direct"))
+        assert meter.measure([other]) == [None]
+        meter.only_known = True
         assert meter.measure([other]) == [Failed("late", "it was not measured on the device")]
     with open_meter(replace(options, precision="tf32")) as meter:
         assert meter.record_key(candidate.key) == candidate.key  # the option may print another kernel

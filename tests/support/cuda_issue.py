@@ -78,7 +78,7 @@ class Stream:
         return
 
 
-class _Function:
+class Interpreted:
     """A kernel that runs in the interpreter on buffers at given addresses."""
 
     def __init__(self, launch: Launch, pending: Pending) -> None:
@@ -128,7 +128,7 @@ def issue_on_cpu(
 
     owner._calls = {s.call: load_call(s.call, program.sources[s.call]) for s in program.steps if s.call}
     owner._functions = {
-        symbol: _Function(la.launch(program.sources), pending) for symbol, la in program.launches.items()
+        symbol: Interpreted(la.launch(program.sources), pending) for symbol, la in program.launches.items()
     }
     outputs = [torch.zeros(t.shape, dtype=getattr(torch, DType(t.dtype).numpy.name)) for t in program.plan.outputs]
     for _ in range(runs):

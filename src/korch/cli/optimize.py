@@ -51,6 +51,8 @@ def optimize(parsed: argparse.Namespace) -> int:
     check_output(parsed.output, "--output", read)
     if parsed.ledger is not None and os.path.realpath(parsed.ledger) == os.path.realpath(parsed.output):
         raise OptionError(f"{parsed.ledger} is the artifact, too", where="option --ledger", expected="another file")
+    if options_of(parsed).is_recorded:
+        return _build_apart(parsed)
     with Bar(parsed.budget_s, parsed.begun_s, show=parsed.progress) as bar:
         executable = build(
             parsed.model,
@@ -66,6 +68,22 @@ def optimize(parsed: argparse.Namespace) -> int:
         print(to_json({"artifact": str(parsed.output), **plain(executable.report)}), end="")
     else:
         print(describe(str(parsed.output), executable.report))
+    return 0
+
+
+def _build_apart(parsed: argparse.Namespace) -> int:
+    """Build an artifact for a device that is not here, from the records of its kernels."""
+    from korch.cuda.runtime.record import archive_of
+    from korch.pipeline.prepare import build_apart
+    from korch.records import plain, to_json
+    from korch.report.explain import describe
+    from korch.report.progress import Bar
+
+    with Bar(parsed.budget_s, parsed.begun_s, show=parsed.progress) as bar:
+        program = build_apart(parsed.model, options_of(parsed), parse_shapes(parsed.shape), bar.tell)
+    archive_of(program).write(parsed.output)
+    found = {"artifact": str(parsed.output), **plain(program.report)}
+    print(to_json(found) if parsed.json else describe(str(parsed.output), program.report), end="\n" * (not parsed.json))
     return 0
 
 

@@ -11,6 +11,7 @@ from korch.cli import explain, optimize, run
 from korch.cli.database import add_database
 from korch.cli.flags import add_options
 from korch.cli.generate import add_generate
+from korch.cli.prepare import add_prepare
 from korch.report.progress import SHOWS, STAGES
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -70,6 +71,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_profile(commands)
     _add_unpack(commands)
     _add_stages(commands)
+    add_prepare(commands, SHAPE_HELP)
     add_database(commands)
     commands.add_parser("doctor", help="check compiler, libraries and cache").set_defaults(command=explain.doctor)
     for each in commands.choices.values():

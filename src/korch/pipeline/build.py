@@ -69,17 +69,15 @@ def build_plans(run: Run, results: StageResults) -> Built:
     report = _measured_report(run, results) if options.measure else search_report(run, results)
     groupings = {name: grouping_rows(rows) for name, rows in outcome.groupings.items()}
     plans = list(outcome.plans.items())[: None if options.ablation.baselines else 1]
-    variants = [(plan, _entry(PlanName.SEARCHED, plan.steps, ledger)) for plan in found.sized]
-    entries = _replayed([_entry(name, steps, ledger) for name, steps in plans], ledger)
+    variants = [(plan, entry_of(PlanName.SEARCHED, plan.steps, ledger)) for plan in found.sized]
+    entries = _replayed([entry_of(name, steps, ledger) for name, steps in plans], ledger)
     graph = results["saturate"].joined.graph
     if not results["saturate"].partition.is_whole:
         graph = with_constants_of(graph, [*outcome.plans.values(), *(plan.steps for plan in found.sized)])
     certificate = outcome.found.certificate
     del outcome, plans, found, offered
     del results["saturate"], results["candidates"], results["orchestrate"]  # unused candidates may need much memory
-    model = model_record(run.model) if isinstance(run.model, str | Path) else ModelRecord()
-    model = model.with_defaults(results["frontend"].defaults)
-    model = replace(model, limits=_limits(run, results["frontend"]))
+    model = described_model(run, results)
     ranges = run.masked.plan if run.masked is not None else None
     make_any = partial(maker, graph, meter, options, model=model, certificate=certificate)
     schedule = ledger.recorded_choice("schedule") or run.schedule
@@ -115,6 +113,13 @@ def build_plans(run: Run, results: StageResults) -> Built:
                 other.winner.report = _complete(own, run, results["fission"], meter, other, {})
                 sized.append((plan, other.winner))
     return Built(executable, sized)
+
+
+def described_model(run: Run, results: StageResults) -> ModelRecord:
+    """Return the record of the model that a plan is for."""
+    model = model_record(run.model) if isinstance(run.model, str | Path) else ModelRecord()
+    model = model.with_defaults(results["frontend"].defaults)
+    return replace(model, limits=_limits(run, results["frontend"]))
 
 
 def _limits(run: Run, model: OperatorGraph) -> dict[str, tuple[int, int]]:
@@ -297,7 +302,8 @@ def _replayed(entries: list[PlanEntry], ledger: Ledger) -> list[PlanEntry]:
     return entries if won is None else [entry for entry in entries if entry.name == won]
 
 
-def _entry(name: str, steps: Sequence[Candidate], ledger: Ledger) -> PlanEntry:
+def entry_of(name: str, steps: Sequence[Candidate], ledger: Ledger) -> PlanEntry:
+    """Return a plan with the costs of its kernels."""
     costs = tuple(ledger.cost_ns(c) for c in steps)
     expected = expect((ns, ledger.known(c)) for (ns, _), c in zip(costs, steps, strict=True) if not c.offer.is_in_place)
     return PlanEntry(name, tuple(steps), costs, expected)

@@ -13,6 +13,7 @@ from functools import partial
 
 from korch.backend import has_kernels, open_meter
 from korch.candidate.candidate import Candidate, Refusal, make_group
+from korch.cuda.kernel import CudaKernel
 from korch.equivalence.rounded import with_rounded_data
 from korch.equivalence.rule import AnyRule
 from korch.equivalence.rules import integers, select_rules
@@ -289,7 +290,7 @@ def check_plans(graph: PrimitiveGraph, outcome: Outcome) -> None:
 def lower_plan(steps: Sequence[Candidate], meter: AnyMeter) -> Programs:
     """Return the tile programs of a plan's kernels; None for a kernel that is not generated from one."""
     kernels = [(candidate, meter.kernel(candidate)) for candidate in steps]
-    return tuple((c, None if isinstance(kernel, Refusal) else kernel.program) for c, kernel in kernels)
+    return tuple((c, None if isinstance(kernel, Refusal | CudaKernel) else kernel.program) for c, kernel in kernels)
 
 
 STAGES = (

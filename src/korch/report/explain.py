@@ -45,8 +45,8 @@ def summary(name: str, report: Report) -> str:
     in_place = f"{counted(report.in_place, 'concatenation')} in place, " if report.in_place else ""
     lines = [
         f"{name}: {counted(report.kernels, 'kernel')}, {in_place}{_run_time(report)}, "
-        f"error {report.max_error:.1e} of the largest element, "
-        f"arena {size_text(report.arena_bytes)}",
+        + (f"error {report.max_error:.1e} of the largest element, " if report.plans else "not run yet, ")
+        + f"arena {size_text(report.arena_bytes)}",
         *_won(report),
         f"search: {_found(report)}; "
         f"{counted(report.candidates, 'candidate')}, {distinct} different, "

@@ -21,6 +21,7 @@ from korch.options import Options
 from korch.records import plain, read_record
 from korch.search.ledger import Ledger
 from korch.search.result import Orchestration, Round
+from korch.search.tried import distinct_measured
 
 logger = logging.getLogger("korch.orchestrate")
 
@@ -80,6 +81,10 @@ def recall_solved(ledger: Ledger, candidates: Sequence[Candidate], options: Opti
     except (ValueError, KeyError, TypeError, IndexError) as error:
         logger.warning("a kept plan is damaged (%s); the search is done again", error)
         return None
+    if options.is_recorded:  # records may have been imported since
+        ledger.look_up(candidates)
+        if distinct_measured(ledger, candidates) != found.distinct_measured:
+            return None
     ledger.look_up(steps)
     known = [record for c in steps if isinstance(record := ledger.known(c), Measured)]
     if len(known) < len(steps):

@@ -16,8 +16,7 @@ class PlanName(StrEnum):
     SECOND = "second"
     SPLIT = "split"
     PLAIN_LAYOUT = "plain-layout"
-    BY_RULES = "by-rules"
-    ONCE = "once"
+    GREEDY = "greedy"
 
 
 @dataclass(frozen=True, slots=True)

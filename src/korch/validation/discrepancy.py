@@ -60,11 +60,11 @@ def _in_run_ns(validation: Validation, deadline: Deadline, numbers: Sequence[int
     """
     time, entry = getattr(validation.winner, "time", None), validation.won.entry
     rows: list[Sequence[int]] = []
-    if time is None:
-        rows.append([cost_ns for cost_ns, _ in entry.costs])
     with short_slices():
         while time is not None and len(rows) < runs and not (rows and deadline.is_over):
             rows += time(validation.timed, 1).kernel_ns
+    if not any(rows):
+        rows = [[cost_ns for cost_ns, _ in entry.costs]]
     medians_ns = np.median(np.array(rows, np.float64), axis=0)
     scale = validation.won.median_ns / max(1.0, float(medians_ns.sum()))
     return [float(medians_ns[n] * scale) for n in numbers]

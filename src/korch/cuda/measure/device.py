@@ -22,6 +22,8 @@ CALIBRATION = "cuda-calibration-3"
 """The name of a device's measured rates in the database."""
 
 COPY_BYTES = 2 << 30
+SIDES = (4096, 8192)
+"""The sides of the matrices whose products are timed, without and with matrix units."""
 RATES = ("copy_bytes_per_s", "l2_bytes_per_s", "f32_flop_per_s", "tf32_flop_per_s", "half_flop_per_s", "launch_ns")
 MARGIN = 1.1
 """Rates are raised by this factor, so that bounds stay below times."""
@@ -193,7 +195,7 @@ def _copy_rate(torch: Any, size_bytes: int) -> float:
 
 
 def _product_rate(torch: Any, dtype: Any, allow_tf32: bool) -> float:
-    n = 8192 if dtype is torch.float16 or allow_tf32 else 4096
+    n = SIDES[dtype is torch.float16 or allow_tf32]
     a, b = (torch.randn(n, n, device="cuda", dtype=dtype) for _ in range(2))
     out = torch.empty_like(a)
     with library_flags(torch, allow_tf32):

@@ -55,6 +55,7 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
         target: what kernels are made for. Its rates are those of a data sheet, so that the same kernels are offered
             on a machine without the device.
         rated: the target with measured rates, if they are known.
+        only_known: whether kernels without a record count as failed, because a plan is built of the others.
 
     Raises:
         UnsupportedError: there is no device, or no Triton.
@@ -70,6 +71,7 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
         self.compiler = CubinCompiler(self.target.arch, options.cache_folder)
         self.database = Database(options.cache_folder, found.fingerprint, fields=json.dumps(plain(found)))
         self.rated = self.target if self.target.is_nominal else self._calibrated()
+        self.only_known = False
         self._names: dict[str, str] = {}
 
     def _device(self, options: Options) -> CudaTarget:
@@ -147,13 +149,16 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
         return self._names.get(key, key)
 
     def known(self, candidate: Candidate) -> Record | None:
-        """Return the record of a candidate; of a recorded device, every candidate has one: it may be a failure."""
+        """Return the record of a candidate; for a recorded device, its kernel is built, which names the record."""
         found = super().known(candidate)
         if found is None and self._is_recorded:
             built = self.kernel(candidate)
-            found = super().known(candidate) or Failed("late", "it was not measured on the device")
-            self._records[candidate.key] = Failed("refused", built.reason) if isinstance(built, Refusal) else found
-        return self._records.get(candidate.key)
+            found = super().known(candidate)
+            if found is None and self.only_known:
+                unmeasured = Failed("late", "it was not measured on the device")
+                found = Failed("refused", built.reason) if isinstance(built, Refusal) else unmeasured
+                self._records[candidate.key] = found
+        return found
 
     def measure(self, candidates: Sequence[Candidate], deadline: Deadline = NEVER) -> list[Record | None]:
         """Build and time candidates whose kernels have no record yet."""

@@ -5,6 +5,10 @@ opening the device take seconds. A task is a JSON line from stdin; answers are J
 Many runs of a kernel are captured in a CUDA graph, which is replayed behind a sleep of the device, so that the times
 include neither Python nor the driver. Values that other kernels write before this one are in the L2 cache, if they fit.
 Weights are not, since a model has more of them: consecutive runs use different copies of the weights.
+
+Little is done per kernel, so that many can be measured in a short time: the number of runs follows from the estimate
+of the time, the jobs of a task share memory, and PyTorch's context manager for captures, which frees all unused
+memory, is not used.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ import onnx
 from korch.cuda.driver import CudaFunction
 from korch.cuda.engine import TensorRtEngine, build_engine
 from korch.cuda.flags import library_flags
+from korch.cuda.kernel import ALIGNMENT
 from korch.cuda.layout import strided
 from korch.cuda.measure.clock import elapsed_ms
 from korch.cuda.module import load_call
@@ -34,14 +39,19 @@ from korch.primitive.torch_calls.node import TORCH_TYPES
 from korch.primitive.types import DType
 
 SAMPLES = 9
-SAMPLE_MS = 0.5
+SAMPLE_MS = 0.25
 """The total time of the runs of one sample."""
 
-LEAST_RUNS, MOST_RUNS = 3, 400
+NEAR = 3.0
+"""A sample whose time differs from `SAMPLE_MS` by a larger factor is taken again, with another number of runs."""
+
+MOST_RUNS = 400
 MOST_ENGINES = 32
 """The most copies of an engine, which contains its weights and takes a while to load."""
 
 MOST_BYTES = 8 << 30
+LEAST_BYTES = 64 << 20
+"""The least memory that is allocated at a time."""
 
 
 def serve() -> None:
@@ -67,11 +77,12 @@ def serve() -> None:
 
 
 def _serve_task(torch: Any, task: dict[str, Any], say: Callable[..., None]) -> None:
+    memory = JobMemory(torch)
     for number, job in enumerate(task["jobs"]):
         say(at=number)
         try:
             with library_flags(torch, job["allow_tf32"]), torch.no_grad(), ExitStack() as loaded:
-                for sample in _time(torch, job, task["l2_bytes"], loaded):
+                for sample in _time(memory, job, task["l2_bytes"], loaded):
                     say(sample=[number, sample])
         except Exception as error:  # noqa: BLE001 - one kernel's failure is not the others'
             say(failed=[number, "failed", excerpt(error)])
@@ -88,36 +99,88 @@ def _is_sound(torch: Any) -> bool:
         return False
 
 
-def _time(torch: Any, job: dict[str, Any], l2_bytes: int, loaded: ExitStack) -> Sequence[int]:
+class JobMemory:
+    """The device memory of a task: each job takes it from the beginning again, so that few jobs allocate any.
+
+    What a kernel reads is random floats in [0.5, 1) or zeros; scratch memory is zeros.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
+        self._blocks: dict[tuple[bool, str], Any] = {}
+        self._used: dict[tuple[bool, str], int] = {}
+
+    def begin(self) -> None:
+        """Begin a job: the memory of the one before may be taken again."""
+        self._used.clear()
+
+    def take(self, spec: dict[str, Any]) -> Any:
+        """Return a flat tensor for a buffer of a job."""
+        torch, is_read = self.torch, spec["kind"] in ("constant", "input")
+        if spec["kind"] == "table":
+            return torch.tensor(spec["table"], dtype=torch.int32, device="cuda")
+        kind = getattr(torch, TORCH_TYPES[spec["dtype"]])
+        width = torch.empty(0, dtype=kind).element_size()
+        size, step = max(1, spec["bytes"] // width), -(-max(1, spec["bytes"]) // ALIGNMENT) * ALIGNMENT // width
+        place = (is_read, spec["dtype"])
+        at, block = self._used.get(place, 0), self._blocks.get(place)
+        if block is None or at + step > len(block):
+            at, room = 0, max(step, LEAST_BYTES // width)
+            block = torch.zeros(room, dtype=kind, device="cuda")
+            if is_read and kind.is_floating_point:
+                block = (torch.rand(room, device="cuda") * 0.5 + 0.5).to(kind)
+            self._blocks[place] = block
+        self._used[place] = at + step
+        part = block[at : at + size]
+        return part.zero_() if spec["kind"] == "scratch" else part
+
+
+def _time(memory: JobMemory, job: dict[str, Any], l2_bytes: int, loaded: ExitStack) -> Sequence[int]:
     """Return samples of the nanoseconds of one run; `loaded` unloads the kernel's cubins at its end."""
+    torch = memory.torch
     turns, copies = _turns(job, l2_bytes)
     make = _maker(torch, job, loaded)
+    memory.begin()
     made: dict[tuple[int, int], Any] = {}
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        runs = [make(_buffers(torch, job, 0, copies, made), stream)]
+        runs = [make(_buffers(memory, job, 0, copies, made), stream)]
         runs[0]()
         stream.synchronize()
-        few = _graph(torch, stream, runs * LEAST_RUNS)
-        few.replay()
-        once_ms = max(elapsed_ms(torch, few.replay) / LEAST_RUNS, 1e-3)
-        count = min(MOST_RUNS, max(LEAST_RUNS, int(SAMPLE_MS / once_ms) + 1))
-        for turn in range(1, min(turns, count)):
-            runs.append(make(_buffers(torch, job, turn, copies, made), stream))
-            runs[-1]()
-        stream.synchronize()
-        graph = _graph(torch, stream, itertools.islice(itertools.cycle(runs), count))
-        graph.replay()
-        found = [int(1e6 * elapsed_ms(torch, graph.replay) / count) for _ in range(SAMPLES)]
-    return [max(1, sample) for sample in found]
+
+        def capture(count: int) -> tuple[Any, int]:
+            """Return a graph of some runs, and the number of runs that its time suggests."""
+            while len(runs) < min(turns, count):
+                runs.append(make(_buffers(memory, job, len(runs), copies, made), stream))
+                if not job["launches"]:  # libraries and engines prepare themselves in a first run
+                    runs[-1]()
+            graph = _graph(torch, itertools.islice(itertools.cycle(runs), count))
+            graph.replay()
+            return graph, _runs(elapsed_ms(torch, graph.replay) / count, turns)
+
+        count = _runs(1e-6 * job.get("guess_ns", 0) or SAMPLE_MS, turns)
+        graph, wanted = capture(count)
+        if not 1 / NEAR <= wanted / count <= NEAR:
+            count = wanted
+            graph, _ = capture(count)
+        return [max(1, int(1e6 * elapsed_ms(torch, graph.replay) / count)) for _ in range(SAMPLES)]
 
 
-def _graph(torch: Any, stream: Any, runs: Iterable[Callable[[], None]]) -> Any:
+def _runs(once_ms: float, turns: int) -> int:
+    """Return how many runs one sample has, if a run takes `once_ms`; at least each of three buffer sets is used."""
+    return min(MOST_RUNS, max(min(3, turns), int(SAMPLE_MS / max(once_ms, 1e-3)) + 1))
+
+
+def _graph(torch: Any, runs: Iterable[Callable[[], None]]) -> Any:
+    """Return a graph of runs, captured on the current stream."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
+    graph.capture_begin()
+    try:
         for run in runs:
             run()
+    finally:
+        graph.capture_end()
     return graph
 
 
@@ -137,26 +200,17 @@ def _turns(job: dict[str, Any], l2_bytes: int) -> tuple[int, int]:
     return max(1, min(turns, most, room)), copies
 
 
-def _buffers(torch: Any, job: dict[str, Any], turn: int, copies: int, made: dict[tuple[int, int], Any]) -> list[Any]:
+def _buffers(
+    memory: JobMemory, job: dict[str, Any], turn: int, copies: int, made: dict[tuple[int, int], Any]
+) -> list[Any]:
     """Return the buffer set of a turn; buffers that several sets share are created once."""
     buffers = []
     for position, spec in enumerate(job["buffers"]):
         own = turn if spec["kind"] == "constant" else turn % copies
         if (position, own) not in made:
-            made[position, own] = _buffer(torch, spec)
+            made[position, own] = memory.take(spec)
         buffers.append(made[position, own])
     return buffers
-
-
-def _buffer(torch: Any, spec: dict[str, Any]) -> Any:
-    """Return memory with its initial content: a table, random floats in [0.5, 1), or zeros."""
-    if spec["kind"] == "table":
-        return torch.tensor(spec["table"], dtype=torch.int32, device="cuda")
-    kind = getattr(torch, TORCH_TYPES[spec["dtype"]])
-    size = max(1, spec["bytes"] // torch.empty(0, dtype=kind).element_size())
-    if kind.is_floating_point and spec["kind"] != "scratch":
-        return (torch.rand(size, device="cuda") * 0.5 + 0.5).to(kind)
-    return torch.zeros(size, dtype=kind, device="cuda")
 
 
 Make = Callable[[list[Any], Any], Callable[[], None]]
