@@ -256,8 +256,9 @@ def instructions(compiler):
     """Return the instructions of each kind of kernel in a form that may begin early."""
     if compiler.arch != 90:
         pytest.skip("kernels begin early on Hopper and newer devices")
-    launches = []
-    for kernel in sample(NOMINAL[90]):
+    target, group, launches = NOMINAL[90], product("f16[128,768]", "f16[768,768]"), []
+    joined = next(o for o in TritonProductProvider().offer(group, target) if "q" in o.variant.split(" ")[0])
+    for kernel in (*sample(target), TritonProductProvider().build(group, joined, target)):
         for launch in kernel.launches:
             kinds = ["constant" if i == 1 else "arena" for i in range(max(launch.arguments) + 1)]
             launches.append(begun_early(launch, [BufferRecord(kind, 0, 1 << 20) for kind in kinds]))
@@ -269,7 +270,10 @@ def instructions(compiler):
 def sass(cubin):
     assert isinstance(cubin, Cubin), cubin
     lines = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(\w\S*)", disassembled(cubin.image))
-    return [line.split(".")[0] for line in lines]
+    return [line if line == PREFETCH else line.split(".")[0] for line in lines]
+
+
+PREFETCH = "CCTL.E.PF2"
 
 
 GLOBAL = {*["LDG", "STG", "LD", "ST", "LDGSTS", "ATOM", "ATOMG", "RED", "REDG", "UTMALDG", "UTMASTG", "UBLKCP"]}
@@ -287,8 +291,9 @@ def waits_first(names):
 def test_every_kind_of_kernel_waits_before_it_touches_memory(instructions):
     for launch, names in instructions.items():
         assert waits_first(names), launch.source
-        assert ("CCTL" in names[: names.index("ACQBULK")]) is ("f.prefetch(" in launch.source)
-        assert "CCTL" not in names[names.index("ACQBULK") :]
+        assert (PREFETCH in names[: names.index("ACQBULK")]) is ("f.prefetch(" in launch.source)
+        assert PREFETCH not in names[names.index("ACQBULK") :]
+    assert any("ATOMG" in names for names in instructions.values())
     assert sum("f.prefetch(" in launch.source for launch in instructions) > 10
 
 

@@ -26,7 +26,7 @@ from tests.support.interpret import Early, Memory, run_launches
 class Pending:
     """Launches that have begun early or are begun before, in order, and have not run yet."""
 
-    constants: Sequence[tuple[int, int]] = ()  # begin and end of the constant memory
+    constants: tuple[int, int] = (0, 0)  # begin and end of the constant memory
     launches: list[Callable[[Early], None]] = field(default_factory=list)
     early: int = 0  # the launches that have begun before the one in front of them had ended
 
@@ -123,8 +123,8 @@ def issue_on_cpu(
     owner._turns = schedule(program.steps)
     owner._is_early = program.is_early
     pending = owner._torch.pending = pending or Pending()
-    memory = [owner._weights, *owner._tables]
-    pending.constants = [(m.data_ptr(), m.data_ptr() + m.nbytes) for m in memory]
+    begin = owner._weights.data_ptr()
+    pending.constants = begin, begin + owner._weights.nbytes
 
     owner._calls = {s.call: load_call(s.call, program.sources[s.call]) for s in program.steps if s.call}
     owner._functions = {

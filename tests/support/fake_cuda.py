@@ -144,7 +144,7 @@ def fake_cuda() -> Iterator[None]:
 
         def __init__(self, image: bytes, symbol: str, *_: Any) -> None:
             assert image.startswith(b"\x7fELF"), symbol
-            super().__init__(launches[symbol], Pending(((0, 1 << 64),)))
+            super().__init__(launches[symbol], Pending((0, 1 << 64)))
 
         def launch(self, programs: int, pointers: Sequence[int], stream: int, is_early: bool = False) -> None:
             """Run the kernel."""

@@ -47,7 +47,7 @@ class Early:
     """What a launch meets that begins before earlier work has ended."""
 
     end: Callable[[], None]  # ends the earlier work; called when the first program waits, or when all have run
-    constants: Sequence[tuple[int, int]] = ()  # begin and end of the memory that may be prefetched before
+    constants: tuple[int, int] = (0, 0)  # begin and end of the memory that may be prefetched before
 
 
 def run_launches(launches: Sequence[Launch], memory: Sequence[Sequence[Memory]], early: Early | None = None) -> None:
@@ -117,12 +117,15 @@ def _checked_addresses(buffers: Sequence[Memory]) -> Iterator[None]:
         yield
 
 
+ACCESSES = "create_masked_load", "create_masked_store", "create_atomic_rmw"
+
+
 @cache
 def _unchecked() -> tuple[Callable[..., Any], ...]:
     """Return the interpreter's own functions: launches that run within another one are checked by themselves."""
     from triton.runtime.interpreter import InterpreterBuilder as Kind
 
-    return Kind.set_grid_idx, Kind.create_masked_load, Kind.create_masked_store
+    return Kind.set_grid_idx, *(getattr(Kind, name) for name in ACCESSES)
 
 
 @contextmanager
@@ -135,7 +138,7 @@ def _checked_waits(launch: Launch, early: Early) -> Iterator[None]:
     builder, kind = interpreter.interpreter_builder, interpreter.InterpreterBuilder
     waits, ended = "f.wait_for_earlier()" in launch.source, False
     has_waited = not waits
-    set_index, load, store = _unchecked()
+    set_index, *accesses = _unchecked()
 
     def end() -> None:
         nonlocal ended
@@ -165,12 +168,12 @@ def _checked_waits(launch: Launch, early: Early) -> Iterator[None]:
     def prefetch(pointer: Any, first: Any, lines: int, each: int) -> None:
         begin = int(pointer.handle.data.item())
         assert not has_waited and each > 0
-        assert any(low <= begin and begin + 128 * lines <= high for low, high in early.constants), "not constant"
+        assert early.constants[0] <= begin and begin + 128 * lines <= early.constants[1], "not constant"
 
+    checked: dict[str, Any] = dict(zip(ACCESSES, map(after_wait, accesses), strict=True))
     with (
         patch.object(kind, "set_grid_idx", begin),
-        patch.object(kind, "create_masked_load", after_wait(load)),
-        patch.object(kind, "create_masked_store", after_wait(store)),
+        patch.multiple(kind, **checked),
         patch.object(functions, "begin_next", lambda: None),
         patch.object(functions, "wait_for_earlier", wait),
         patch.object(functions, "prefetch", prefetch),
