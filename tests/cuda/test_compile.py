@@ -222,6 +222,15 @@ def test_rounded_factors_are_multiplied_from_where_they_were_copied_to(compiler)
     assert fences[0] == 0 < fences[1]
 
 
+def test_the_last_program_sees_what_the_others_stored(compiler):
+    target, group = NOMINAL[compiler.arch], product("f16[128,768]", "f16[768,768]")
+    offer = next(o for o in TritonProductProvider().offer(group, target) if "q" in o.variant.split(" ")[0])
+    (launch,) = TritonProductProvider().build(group, offer, target).launches
+    cubin = compiler.compile([launch])[launch.symbol]
+    assert isinstance(cubin, Cubin), cubin
+    assert re.search(r"BAR\.SYNC.*MEMBAR.*GPU.*ATOMG.*CCTL\.IVALL.*BAR\.SYNC", disassembled(cubin.image), re.DOTALL)
+
+
 def gelu() -> Group:
     g = Graph()
     x = g.tensor("f32[8,65536]")

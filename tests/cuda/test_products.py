@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from korch.testing.samples import random_arrays
 from korch.testing.tolerance import assert_same
 from tests.cuda.cuda_groups import ATTENTIONS, PRODUCTS, WINOGRADS, attention, product
 from tests.support.cuda_kernels import check_cuda_offers, run_cuda_kernel
+from tests.support.interpret import Memory, run_launches
 from tests.tile.tile_groups import Graph
 
 PRODUCT = TritonProductProvider()
@@ -223,3 +225,28 @@ def test_only_maxima_are_subtracted_without_a_limit(small, rng):
     below = g.add("min", [g.add("sub", [y, g.wide(g.tensor("f32[40]"), (40, 40))]), g.number(y, 0.0)])
     for _, _, kernel in check_cuda_offers(PRODUCT, [g.group(g.add("exp", [below]))], small, rng):
         assert "f.exp_of_nonpositive" in kernel.launches[-1].source
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16"])
+def test_the_last_program_of_a_tile_adds_up_its_parts(kind, whole, rng):
+    g = Graph()
+    y = g.add("matmul", [g.tensor(f"{kind}[2,40,500]"), g.tensor(f"{kind}[2,500,33]")])
+    found = check_cuda_offers(PRODUCT, [g.group(g.add("tanh", [y]))], whole, rng)
+    joined = [(group, offer, kernel) for group, offer, kernel in found if "q" in offer.variant.split(" ")[0]]
+    for group, offer, kernel in joined:
+        (launch,) = kernel.launches
+        assert launch.grid == math.prod((int(offer.variant.split(" ")[0].split("q")[1]), len(kernel.tables[0])))
+        arrays = [layout.pack(a) for layout, a in zip(offer.inputs, random_arrays(rng, group.input_types), strict=True)]
+        arrays += [np.zeros(group.output_types[0].shape, group.output_types[0].dtype.numpy)]
+        arrays += [np.full(size, np.nan, dtype.numpy) for dtype, size in kernel.scratch]
+        arrays += [np.array(table, np.int32) for table in kernel.tables]
+        memory = [Memory(array.reshape(-1)) for array in arrays]
+        results = []
+        for _ in range(2):  # the counters are 0 again after a run
+            run_launches([launch], [[memory[i] for i in launch.arguments]])
+            assert not arrays[-1].any()
+            results.append(arrays[2].copy())
+            arrays[2][...] = 0
+        np.testing.assert_array_equal(*results)
+        assert results[0].any()
+    assert joined

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from korch.cuda.runtime.build import add_table
 from korch.cuda.runtime.record import BufferRecord, LaunchRecord, StepProgram
 from korch.cuda.runtime.schedule import STREAMS, Turn, dependencies, early_launches, in_order, schedule
 
@@ -71,3 +72,9 @@ def _touch(a, b):
         for j, y in enumerate(b.buffers)
         if i >= a.inputs or j >= b.inputs
     )
+
+
+def test_kernels_share_constants_but_no_counters():
+    tables: list[tuple[int, ...]] = []
+    assert [add_table(tables, table) for table in ((1, 2), (0, 0), (1, 2), (0, 0))] == [0, 1, 0, 2]
+    assert tables == [(1, 2), (0, 0), (0, 0)]

@@ -104,7 +104,7 @@ class CudaKernel:
     Attributes:
         steps: launches in order, one call, or one network.
         scratch: the element types and sizes of scratch buffers.
-        tables: constant tables of 32-bit integers.
+        tables: tables of 32-bit integers: constants, or zeros that a kernel counts in and sets back to 0.
     """
 
     steps: tuple[Launch, ...] | tuple[TorchCall] | tuple[Network]

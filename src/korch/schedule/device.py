@@ -2,9 +2,9 @@
 
 There are three forms. *Blocked*: a task computes a block of rows and columns; a loop over blocks of terms
 reads a block of each operand into a tile. *In parts*, for few blocks: the terms are divided into parts,
-each computed by tasks of its own; a second stage adds up the parts. *Direct*: a task computes one element,
-a short sum. Operations before the product are computed where its operands are read, operations after it on
-the block of sums.
+each computed by tasks of its own; a second stage adds up the parts, by elements or by blocks. *Direct*: a task
+computes one element, a short sum. Operations before the product are computed where its operands are read,
+operations after it on the block of sums.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class Blocks:
     columns: int
     terms: int
     parts: int = 1
+    adds_blocks: bool = False  # whether the parts are added up by blocks, in tasks of the same axes, not by elements
 
 
 class BlockLoops:
@@ -157,7 +158,13 @@ class DeviceProduct(Blocked):
         stage, tiles = grid.stage(product, self.dtype, operands, after)
         size = blocks.parts * extent(self.outer)
         more = (Buffer("parts", Level.WORKSPACE, DType.F32, size), Buffer("u", Level.TILE, DType.F32, 1))
-        return TileProgram((*memory, *more, *tiles), (stage, self._sum(blocks.parts)))
+        if not blocks.adds_blocks:
+            return TileProgram((*memory, *more, *tiles), (stage, self._sum(blocks.parts)))
+        loads = (Load("x0", DType.F32, "parts", place), Load("x1", DType.F32, SUMS, grid.sums.index))
+        ops = (*loads, Apply("x2", DType.F32, "add", ("x1", "x0")))
+        more_parts = Loop(grid.part, (SUMS,), (Pass(axes, axes[1].name, ops, (store(grid.sums, "x2"),)),))
+        steps = (fill(axes, grid.sums, 0.0), more_parts, self.after(grid.sums, axes, values, grid.ranges))
+        return TileProgram((*memory, *more[:1], *tiles), (stage, Stage(grid.axes[1:], steps)))
 
     def direct(self) -> TileProgram:
         """Return the program in which each task computes one element."""

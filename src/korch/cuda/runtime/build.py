@@ -45,7 +45,7 @@ def build_cuda(
         failure = failure_of(step.kernel, cubins)
         if failure is not None:
             raise CompileError(failure, where=f"kernel {step.kernel.symbol}")
-    tables: dict[tuple[int, ...], int] = {}
+    tables: list[tuple[int, ...]] = []
     weights = pack_constants(graph, bound)
     engines: dict[str, bytes] = {}
     programs = tuple(
@@ -72,12 +72,20 @@ def build_cuda(
     )
 
 
+def add_table(tables: list[tuple[int, ...]], table: tuple[int, ...]) -> int:
+    """Return the number of a table, which is added if it is new, or zeros: kernels that run together count in these."""
+    if not any(table) or table not in tables:
+        tables.append(table)
+        return len(tables) - 1
+    return tables.index(table)
+
+
 def _program(
     graph: PrimitiveGraph,
     step: PlanStep[CudaKernel],
     slots: Sequence[Slot],
     cubins: Mapping[str, Any],
-    tables: dict[tuple[int, ...], int],
+    tables: list[tuple[int, ...]],
     engine: str,
 ) -> StepProgram:
     group, offer, kernel = step.candidate.group, step.candidate.offer, step.kernel
@@ -98,8 +106,7 @@ def _program(
         buffers.append(BufferRecord("arena", offset, size * dtype.size_bytes, dtype.value))
         offset += aligned(size * dtype.size_bytes)
     for table in kernel.tables:
-        number = tables.setdefault(table, len(tables))
-        buffers.append(BufferRecord("table", number, 4 * len(table), "i32"))
+        buffers.append(BufferRecord("table", add_table(tables, table), 4 * len(table), "i32"))
     launches = tuple(
         LaunchRecord(
             launch.symbol,

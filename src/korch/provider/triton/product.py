@@ -38,6 +38,9 @@ DIRECT_COLUMNS = ("32x64w4s4", "64x32w4s4")
 OFFERED = 5
 """How many of the best tiles by the cost model are offered. Variants of the best tile come on top."""
 
+JOINED = 2
+"""How many of the offered tiles with split sums are also offered in one launch."""
+
 MOST_WARPS = 8
 
 
@@ -52,10 +55,11 @@ class ProgramTile:
     stages: int  # the pipeline stages: the number of loads in flight
     parts: int = 1  # the number of parts into which the terms are split, each computed by another program
     product: Product = Product.F32  # how elements are multiplied
+    joins: bool = False  # whether the last program of a tile adds up its parts, not a second launch
 
     def __str__(self) -> str:
         text = f"{self.rows}x{self.columns}x{self.terms}w{self.warps}s{self.stages}"
-        text += f"p{self.parts}" if self.parts > 1 else ""
+        text += f"{'q' if self.joins else 'p'}{self.parts}" if self.parts > 1 else ""
         return f"{text} {self.product.value}"
 
     @staticmethod
@@ -63,12 +67,13 @@ class ProgramTile:
         """Return the tile that prints as `text`."""
         sizes, product = text.split(" ")
         rows, columns, terms, warps, stages, *parts = map(int, re.findall(r"\d+", sizes))
-        return ProgramTile(rows, columns, terms, warps, stages, parts[0] if parts else 1, Product(product))
+        joins = "q" in sizes
+        return ProgramTile(rows, columns, terms, warps, stages, parts[0] if parts else 1, Product(product), joins)
 
     @property
     def options(self) -> LaunchOptions:
         """The options with which its program is printed and launched."""
-        return LaunchOptions(self.warps, self.stages)
+        return LaunchOptions(self.warps, self.stages, joins=self.joins)
 
     def shared_bytes(self, dtype: DType) -> int:
         """Return the bytes of shared memory that the blocks of operands in all stages take."""
@@ -171,7 +176,8 @@ class TritonProductProvider:
                 options = LaunchOptions(sizes[2], tile=(sizes[0], sizes[1]), ahead=sizes[3]) if sizes else USUAL
                 return print_kernel(group, offer, schedule.direct(), target, options)
             tile = ProgramTile.parse(offer.variant)
-            program = schedule.blocked(Blocks(tile.rows, tile.columns, tile.terms, tile.parts), tile.product)
+            blocks = Blocks(tile.rows, tile.columns, tile.terms, tile.parts, tile.joins)
+            program = schedule.blocked(blocks, tile.product)
             return print_kernel(group, offer, program, target, tile.options)
         except NotFusedError as error:
             return Refusal(str(error))
@@ -233,7 +239,9 @@ def tiles_for(found: Contraction, dtype: DType, target: CudaTarget) -> list[Prog
         replace(best, stages=best.stages + 1),
         replace(best, warps=min(MOST_WARPS, 2 * best.warps)),
     ]
-    return [*dict.fromkeys((*promising(tiles), *(v for v in variants if v.fits(dtype, target))))]
+    chosen = promising(tiles)
+    variants += [replace(tile, joins=True) for tile in chosen if tile.parts > 1][:JOINED]
+    return [*dict.fromkeys((*chosen, *(v for v in variants if v.fits(dtype, target))))]
 
 
 def promising(tiles: Sequence[ProgramTile]) -> list[ProgramTile]:
@@ -311,7 +319,7 @@ def _expected_s(sizes: tuple[int, ...], tile: ProgramTile, dtype: DType, target:
     store_s = 4 * tile.rows * tile.columns * target.processors / target.copy_bytes_per_s / min(2, resident)
     seconds = 0.5 * (math.ceil(waves) + max(1.0, waves)) * (turns * turn_s + LATENCY_S + store_s)
     if tile.parts > 1:
-        seconds += 1e-9 * target.launch_ns
+        seconds += LATENCY_S if tile.joins else 1e-9 * target.launch_ns
         seconds += 8 * tile.parts * batch * m * n / target.l2_bytes_per_s
     return seconds
 

@@ -13,7 +13,7 @@ from typing import assert_never
 
 from korch.errors import InvalidGraphError
 from korch.primitive.ops.reduce import identity
-from korch.primitive.types import DType
+from korch.primitive.types import DType, row_major_strides
 from korch.tile.ir.index import Expr
 from korch.tile.ir.program import (
     Accumulate,
@@ -95,6 +95,12 @@ def stage_is_blocked(stage: Stage) -> bool:
     return any(not isinstance(step, Pass) for step in stage.steps)
 
 
+def _next_joined(program: TileProgram, stage: Stage) -> Stage | None:
+    """Return the stage after a stage if its tasks are those of the stage without the first axis; else None."""
+    later = program.stages[program.stages.index(stage) + 1 :]
+    return later[0] if later and stage_is_blocked(later[0]) and later[0].grid == stage.grid[1:] else None
+
+
 class BlockStage(StageLaunch):
     """Prints a stage as a launch with one program per task; tiles are blocks."""
 
@@ -108,10 +114,11 @@ class BlockStage(StageLaunch):
         options: LaunchOptions = USUAL,
     ) -> None:
         super().__init__(program, stage, comment, found, processors, options)
+        joined = self.joined = _next_joined(program, stage) if options.joins else None
         self.blocks: dict[str, TileBlock] = {}
         self.sides: dict[str, int] = {}
         self.band = 1
-        for loops, step in stage.leaves:
+        for loops, step in (*stage.leaves, *(joined.leaves if joined else ())):
             for axis in step.axes:
                 least = SMALLEST if isinstance(step, Contract) else 1
                 side = max(least, power_of_two(axis.extent))
@@ -127,8 +134,28 @@ class BlockStage(StageLaunch):
         """
         self.text.known = {}
         self.widen()
-        self.steps(self.stage.steps, self.place())
+        at = self.place()
+        self.steps(self.stage.steps, at)
+        if self.joined is not None:
+            self.join(self.joined, at)
         self.finish(self.stage.tasks, self.options.warps)
+
+    def join(self, stage: Stage, at: dict[str, Coordinate]) -> None:
+        """Write the steps of the next stage, for the last of the programs that differ in the first axis only.
+
+        These programs count themselves; the last one sets their counter back to 0, for the next run.
+        """
+        text, (first, *others) = self.text, self.stage.grid
+        name = text.tables.setdefault((0,) * stage.tasks, f"c{len(text.tables)}")
+        steps = row_major_strides(tuple(axis.extent for axis in others))
+        number = [at[axis.name].times(step) for axis, step in zip(others, steps, strict=True)]
+        counter = f"{text.pointer(name)} + ({' + '.join(filter(None, number)) or '0'})"
+        text.line("tl.debug_barrier()")  # all threads have stored before one of them counts
+        text.line(f"before = tl.atomic_add({counter}, 1)")
+        text.line(f"if before == {first.extent - 1}:")
+        text.depth += 1
+        text.line(f"tl.store({counter}, 0)")
+        self.steps(stage.steps, at)
 
     def place(self) -> dict[str, Coordinate]:
         """Write the task of a program; return the Triton text of the grid's axes."""
@@ -193,7 +220,7 @@ class BlockStage(StageLaunch):
     def terms(self, loop: Loop) -> int:
         """Return the number of terms of a contraction in a loop, at least 2."""
         found = [a.extent for step in loop.body if isinstance(step, Contract) for a in step.axes if a.is_reduced]
-        return max(2, *found)
+        return max([2, *found])
 
     def contract(self, step: Contract, at: dict[str, Coordinate]) -> None:
         """Write a contraction of two blocks."""

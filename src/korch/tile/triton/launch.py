@@ -17,6 +17,7 @@ class LaunchOptions:
     stages: int = 2  # the number of pipeline stages of a loop with a contraction (Triton's `num_stages`)
     # for a stage with reductions: the rows, and the most columns, of a tile; chosen by the printer if they are 0
     tile: tuple[int, int] = (0, 0)
+    joins: bool = False  # whether the last program of a tile also runs the next stage's task of this tile
     ahead: int = 0  # the number of pipeline stages of a reduction's loop; 0 if loads are not pipelined
 
 

@@ -50,14 +50,17 @@ def print_triton(
     for buffer in program.buffers:
         if buffer.level is Level.WORKSPACE:
             found.scratch[buffer.name] = (buffer.dtype, buffer.size)
+    joined: Stage | None = None
     for stage in program.stages:
-        if stage.tasks == 0 or not stage.steps:
+        if stage is joined or stage.tasks == 0 or not stage.steps:
             continue
         is_free = not stage_is_blocked(stage) and stage_is_free(stage)
         if stage_is_blocked(stage) or is_free:
             _require_all_points(stage)
         if stage_is_blocked(stage):
-            BlockStage(program, stage, comment, found, processors, options).print()
+            block = BlockStage(program, stage, comment, found, processors, options)
+            joined = block.joined
+            block.print()
         elif is_free:
             _FreeStage(program, stage, comment, found, processors).print()
         elif split and stage_is_splittable(program, stage, processors):
