@@ -25,7 +25,7 @@ from korch.primitive.precision import with_tf32
 from korch.primitive.types import DType
 from korch.provider.triton import TritonAttentionProvider, TritonProductProvider, TritonProvider, TritonWinogradProvider
 from korch.tile.triton.launch import PrintedLaunches
-from tests.cuda.cuda_groups import ATTENTIONS, PRODUCTS, WINOGRADS, attention, product
+from tests.cuda.cuda_groups import ATTENTIONS, PRODUCTS, WINOGRADS, attention, conv, product
 from tests.tile.tile_groups import FAMILIES, Graph
 
 
@@ -229,6 +229,23 @@ def test_the_last_program_sees_what_the_others_stored(compiler):
     cubin = compiler.compile([launch])[launch.symbol]
     assert isinstance(cubin, Cubin), cubin
     assert re.search(r"BAR\.SYNC.*MEMBAR.*GPU.*ATOMG.*CCTL\.IVALL.*BAR\.SYNC", disassembled(cubin.image), re.DOTALL)
+
+
+def test_rows_of_a_depthwise_convolution_share_loads(compiler):
+    target, provider = NOMINAL[compiler.arch], TritonProductProvider()
+    group = conv("f16[1,256,56,56]", "f16[256,1,3,3]", (1, 1), (1, 1), (1, 1), groups=256)
+    group = replace(group, constant_inputs=frozenset({1}))
+    loads = {}
+    for offer in provider.offer(group, target):
+        if offer.variant in ("direct", "direct 4 of 256x1w4s0") and offer.inputs[0] == offer.outputs[0]:
+            (launch,) = provider.build(group, offer, target).launches
+            cubin = compiler.compile([launch])[launch.symbol]
+            assert isinstance(cubin, Cubin) and cubin.spill_bytes == 0, cubin
+            threads = launch.grid * launch.warps * 32
+            count = len(re.findall(r"\sLDG\b", disassembled(cubin.image)))
+            loads[offer.variant, offer.inputs[0].is_plain] = count * threads / group.output_types[0].size
+    for is_plain in (True, False):
+        assert loads["direct 4 of 256x1w4s0", is_plain] < 0.6 * loads["direct", is_plain]
 
 
 def gelu() -> Group:

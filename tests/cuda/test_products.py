@@ -15,7 +15,7 @@ from korch.primitive.precision import with_tf32
 from korch.provider.triton import TritonAttentionProvider, TritonProductProvider, TritonWinogradProvider
 from korch.testing.samples import random_arrays
 from korch.testing.tolerance import assert_same
-from tests.cuda.cuda_groups import ATTENTIONS, PRODUCTS, WINOGRADS, attention, product
+from tests.cuda.cuda_groups import ATTENTIONS, PRODUCTS, WINOGRADS, attention, conv, product
 from tests.support.cuda_kernels import check_cuda_offers, run_cuda_kernel
 from tests.support.interpret import Memory, run_launches
 from tests.tile.tile_groups import Graph
@@ -250,3 +250,22 @@ def test_the_last_program_of_a_tile_adds_up_its_parts(kind, whole, rng):
         np.testing.assert_array_equal(*results)
         assert results[0].any()
     assert joined
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        conv("f32[2,6,9,7]", "f32[6,1,3,3]", (2, 1), (1, 0), (0, 2), (1, 2), groups=6, tail=False),
+        conv("f32[1,6,11,5]", "f32[6,1,3,3]", (1, 1), (1, 1), (1, 1), groups=6, tail=True),
+        conv("f16[1,8,9,6]", "f16[8,1,5,3]", (1, 1), (2, 1), (2, 1), groups=8),
+        conv("f32[3,8,9]", "f32[8,1,3]", (1,), (1,), (1,), (1,), groups=8),
+    ],
+    ids=["asymmetric", "tail", "float16", "one axis"],
+)
+def test_depthwise_rows_side_by_side(group, small, rng):
+    weights = next(i for i, t in enumerate(group.input_types) if t.shape[1:2] == (1,) and max(t.shape[2:]) > 1)
+    found = check_cuda_offers(PRODUCT, [replace(group, constant_inputs=frozenset({weights}))], small, rng)
+    counts = {offer.variant.split(" ")[1] for _, offer, _ in found if " of " in offer.variant}
+    assert counts >= {"2", "4"}
+    layouts = {str(o.inputs[weights]) for _, o, _ in found if " of " in o.variant and not o.inputs[0].is_plain}
+    assert group.input_types[0].rank == 3 or layouts == {"cdba"}

@@ -3,21 +3,22 @@
 There are three forms. *Blocked*: a task computes a block of rows and columns; a loop over blocks of terms
 reads a block of each operand into a tile. *In parts*, for few blocks: the terms are divided into parts,
 each computed by tasks of its own; a second stage adds up the parts, by elements or by blocks. *Direct*: a task
-computes one element, a short sum. Operations before the product are computed where its operands are read,
-operations after it on the block of sums.
+computes one element, or a few side by side, of a short sum. Operations before the product are computed where its
+operands are read, operations after it on the block of sums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType, row_major_strides
 from korch.schedule.blocks import Blocked, cut, fill, flat, store
-from korch.schedule.contraction import Axes, Contraction, Layouts, extent
-from korch.tile.ir.index import ZERO, Expr, Ranges, add, scale, substitute, var
+from korch.schedule.contraction import Axes, Contraction, Layouts, NotFusedError, extent
+from korch.tile.ir.index import ZERO, Expr, Ranges, add, constant, scale, substitute, var
 from korch.tile.ir.program import (
     Accumulate,
     Apply,
@@ -35,7 +36,7 @@ from korch.tile.ir.program import (
     TileOp,
     TileProgram,
 )
-from korch.tile.lower.emit import physical_offset
+from korch.tile.lower.emit import Emitter, physical_offset
 
 SUMS = "t"
 """The tile of sums."""
@@ -186,6 +187,49 @@ class DeviceProduct(Blocked):
         tile = Buffer(SUMS, Level.TILE, DType.F32, 1)
         return TileProgram((*self.memory(), tile), (self._elements(At(SUMS, ZERO), sum_),))
 
+    def side_by_side(self, count: int) -> TileProgram:
+        """Return the program in which each task computes some elements that are adjacent along the images' first axis.
+
+        Their sums are unrolled, so that they share what they read.
+
+        Raises:
+            NotFusedError: images have no axis with more than one output.
+        """
+        found, place = self.contraction, next((name for name, _ in self.contraction.rows if name.startswith("p")), None)
+        if place is None:
+            raise NotFusedError("there is one output per image")
+        size = dict(found.rows)[place]
+        ranges = {**found.ranges, place: (0, -(-size // count) - 1)}
+        emitter, results, passes = self.fusion.emitter(ranges), list[Buffer](), list[Pass]()
+        sinks = []
+        for number in range(count):
+            own = {place: add(scale(var(place), count), constant(number))}
+            total = self._unrolled(emitter, own)
+            at = At(f"r{number}", ZERO)
+            sinks.append(store(at, total))
+            results.append(Buffer(at.buffer, Level.TILE, DType.F32, 1))
+            is_inside = Inside(own[place], 0, size)
+            where = (is_inside,) if size % count else ()
+            passes.append(replace(self.after(at, (), own, ranges), where=where))
+        axes = self._in_memory_order(passes[0], {**dict(self.outer), place: ranges[place][1] + 1})
+        sums = Pass((), "", tuple(emitter.ops), tuple(sinks))
+        return TileProgram((*self.memory(), *results), (Stage(axes, (sums, *passes)),))
+
+    def _unrolled(self, emitter: Emitter, own: Mapping[str, Expr]) -> str:
+        """Emit a whole sum in float32, with some of the contraction's variables replaced; return its name."""
+        found, total = self.contraction, ""
+        for point in itertools.product(*(range(n) for _, n in found.terms)):
+            values = {**own, **{name: constant(i) for (name, _), i in zip(found.terms, point, strict=True)}}
+            names = []
+            for value, index in zip(self.root.inputs, (found.a, found.b), strict=True):
+                name = self.fusion.argument(
+                    emitter, value, tuple(substitute(expr, values, emitter.ranges) for expr in index)
+                )
+                names.append(name if self.dtype is DType.F32 else emitter.apply(DType.F32, "cast", name))
+            product = emitter.apply(DType.F32, "mul", *names)
+            total = emitter.apply(DType.F32, "add", total, product) if total else product
+        return total
+
     def _sum(self, parts: int) -> Stage:
         load = Load("x0", DType.F32, "parts", self._part_place())
         sum_ = Pass((Axis("s", parts, is_reduced=True),), "s", (load,), (Accumulate("u", ZERO, "x0", "sum"),))
@@ -200,9 +244,12 @@ class DeviceProduct(Blocked):
     def _elements(self, total: At, sum_: Pass) -> Stage:
         """Return the stage with one task per element, in the memory order of the first output."""
         after = self.after(total, (), {}, self.contraction.ranges)
-        steps = {name: after.sinks[0].index.coefficient(name) for name, _ in self.outer}
-        axes = sorted(self.outer, key=lambda axis: -(steps[axis[0]] or 0))
-        return Stage(tuple(Axis(name, n) for name, n in axes), (sum_, after))
+        return Stage(self._in_memory_order(after, dict(self.outer)), (sum_, after))
+
+    def _in_memory_order(self, after: Pass, sizes: Mapping[str, int]) -> tuple[Axis, ...]:
+        """Return axes of some sizes in the memory order of the first output."""
+        steps = {name: after.sinks[0].index.coefficient(name) for name in sizes}
+        return tuple(Axis(name, sizes[name]) for name in sorted(sizes, key=lambda name: -(steps[name] or 0)))
 
 
 def _is_aligned(offset: Expr, axes: Axes) -> bool:

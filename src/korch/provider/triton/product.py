@@ -10,30 +10,19 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.candidate.layout import Layout, channels_last, replaced
+from korch.candidate.layout import Layout, channels_last
 from korch.candidate.shape import around
 from korch.cuda.kernel import CudaKernel
 from korch.cuda.target import CudaTarget
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType, ValueType
 from korch.provider.content import content_version
+from korch.provider.triton.direct import FEWEST_COLUMNS, MOST_DIRECT, direct_offers, direct_program, with_adjacent_terms
 from korch.provider.triton.fused import print_kernel
 from korch.schedule.contraction import Contraction, Layouts, NotFusedError, contraction_of, extent, root_of
 from korch.schedule.device import Blocks, DeviceProduct
 from korch.tile.ir.program import Product
-from korch.tile.triton.launch import USUAL, LaunchOptions
-
-MOST_DIRECT = 64
-"""Terms of the longest sum that is unrolled."""
-
-FEWEST_COLUMNS = 8
-"""Products with fewer rows or columns waste most of a tile, which pays if their sums are long: weights take longer."""
-
-DIRECT_ROWS = ("4x1024w4s0", "8x512w4s4", "16x256w4s4")
-"""Variants of direct sums whose terms are adjacent: results and terms of a tile, warps, pipeline stages (0: none)."""
-
-DIRECT_COLUMNS = ("32x64w4s4", "64x32w4s4")
-"""The same for sums whose results are adjacent."""
+from korch.tile.triton.launch import LaunchOptions
 
 OFFERED = 5
 """How many of the best tiles by the cost model are offered. Variants of the best tile come on top."""
@@ -141,8 +130,7 @@ class TritonProductProvider:
         offers: list[Offer] = []
         is_tf32 = target.products(group.body.types[root.inputs[1]].dtype)[:1] == (Product.TF32,)
         for inputs, outputs in product_layouts(group):
-            turned = _with_adjacent_terms(group, root, inputs)
-            given = turned if is_tf32 else inputs  # as matrix units read TF32
+            given = with_adjacent_terms(group, root, inputs) if is_tf32 else inputs  # as matrix units read TF32
             try:
                 schedule = _schedule(group, root, (given, outputs))
                 if not offers:  # layouts change where elements are, not whether they can be computed
@@ -156,12 +144,7 @@ class TritonProductProvider:
                 Offer(given, outputs, str(tile), guess_ns=int(factor * tile_ns(found, tile, schedule.dtype, target)))
                 for tile in tiles
             ]
-            is_short = extent(found.terms) <= MOST_DIRECT
-            if not tiles or _is_narrow(found, FEWEST_COLUMNS) or (is_short and _is_narrow(found, 2 * FEWEST_COLUMNS)):
-                offers.append(Offer(inputs, outputs, "direct"))
-            if root.op == "matmul" and not is_short and _is_narrow(found, FEWEST_COLUMNS):
-                offers += [Offer(inputs, outputs, f"direct {tile}") for tile in DIRECT_COLUMNS]
-                offers += [Offer(turned, outputs, f"direct {tile}") for tile in DIRECT_ROWS if turned != inputs]
+            offers += direct_offers(group, root, (inputs, outputs), found, bool(tiles))
         return offers
 
     def build(self, group: Group, offer: Offer, target: CudaTarget) -> CudaKernel | Refusal:
@@ -172,9 +155,8 @@ class TritonProductProvider:
         try:
             schedule = _schedule(group, root, (offer.inputs, offer.outputs))
             if offer.variant.startswith("direct"):
-                sizes = [int(n) for n in re.findall(r"\d+", offer.variant)]
-                options = LaunchOptions(sizes[2], tile=(sizes[0], sizes[1]), ahead=sizes[3]) if sizes else USUAL
-                return print_kernel(group, offer, schedule.direct(), target, options)
+                program, options = direct_program(schedule, offer.variant)
+                return print_kernel(group, offer, program, target, options)
             tile = ProgramTile.parse(offer.variant)
             blocks = Blocks(tile.rows, tile.columns, tile.terms, tile.parts, tile.joins)
             program = schedule.blocked(blocks, tile.product)
@@ -204,25 +186,12 @@ def product_layouts(group: Group) -> list[Layouts]:
     )
 
 
-def _with_adjacent_terms(group: Group, root: Primitive, inputs: tuple[Layout, ...]) -> tuple[Layout, ...]:
-    """Return layouts of inputs in which the terms of a constant matrix are adjacent."""
-    type_, place = group.body.types[root.inputs[1]], group.position.get(root.inputs[1])
-    if root.op != "matmul" or place not in group.constant_inputs:
-        return inputs
-    turned = Layout((*range(type_.rank - 2), type_.rank - 1, type_.rank - 2))
-    return replaced(inputs, place, turned.normalized(type_.shape))
-
-
 def _schedule(group: Group, root: Primitive, layouts: Layouts) -> DeviceProduct:
     """Return the schedule; channels are the innermost terms if the image's layout is not plain (channels-last)."""
     by_value = {value: layouts[0][i] for i, (_, value) in enumerate(group.body.inputs)}
     layout = by_value.get(root.inputs[0])
     is_last = layout is not None and not layout.is_plain
     return DeviceProduct(group, root, layouts, contraction_of(group, root, is_last))
-
-
-def _is_narrow(found: Contraction, least: int) -> bool:
-    return min(extent(found.rows), extent(found.columns)) < least
 
 
 def tiles_for(found: Contraction, dtype: DType, target: CudaTarget) -> list[ProgramTile]:
