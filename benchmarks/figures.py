@@ -234,27 +234,69 @@ def candidates() -> str:
     return markdown(head, rows)
 
 
+GIVEN = ("onnxruntime", "openvino", "inductor")
+"""The engines of the experiments that repeat the paper's."""
+
+
 def fission() -> str:
     """Return the times of engines for models, divided by those for the models' primitives."""
     rows = []
     for model, row in results("paper-fission.json").items():
         times = {own["name"]: np.array(own["times_ns"]) for own in row["rows"]}
-        found = [times[engine] / times[f"{engine}, primitives"] for engine in ("onnxruntime", "openvino")]
-        rows.append([model, *map(spread, found)])
-    return markdown(["model / its primitives", "ONNX Runtime", "OpenVINO"], rows)
+        both = [(times.get(engine), times.get(f"{engine}, primitives")) for engine in GIVEN]
+        rows.append([model, *("–" if a is None or b is None else spread(a / b) for a, b in both)])
+    return markdown(["model / its primitives", *map(ENGINES.__getitem__, GIVEN)], rows)
+
+
+PLANS = ("split", "by-rules", "once")
+"""The plans with which the searched plan is compared."""
+
+
+def plan_cells(row: dict[str, Any]) -> list[str]:
+    """Return the times of other plans divided by that of the searched plan, or why there are none."""
+    plans = {plan["plan"]: plan for plan in row["plans"]}
+    searched_ms = plans["searched"]["measured_ms"]
+
+    def cell(name: str) -> str:
+        plan = plans.get(name, {"measured_ms": None, "refusal": "no plan"})
+        if plan["measured_ms"] is not None:
+            return f"{plan['measured_ms'] / searched_ms:.2f}"
+        return "the same" if "has the kernels of plan 'searched'" in plan["refusal"] else "not built"
+
+    return [cell(name) for name in PLANS]
 
 
 def blocks() -> str:
     """Return the times of the best other engine and of other plans, divided by those of the searched plan."""
-    head = ["block", "kernels", "best other engine / Korch", "split / searched", "greedy / searched"]
     rows = []
     for name, row in results("paper-blocks.json").items():
         engine, times = against_best(row)
-        plans = {plan["plan"]: plan["measured_ms"] for plan in row["plans"]}
-        others = [plans.get(plan) and f"{plans[plan] / plans['searched']:.2f}" for plan in ("split", "greedy")]
         kernels = sum(kernel["cost_ns"] > 0 for kernel in row["kernels"])
         label = name.replace("the same", "resize x4, concat")
-        rows.append([label, str(kernels), f"{spread(times)} {engine}", *(text or "no time left" for text in others)])
+        rows.append([label, str(kernels), f"{spread(times)} {engine}", *plan_cells(row)])
+    head = ["block", "kernels", "best other engine / Korch", *(f"{plan} / searched" for plan in PLANS)]
+    return markdown(head, rows)
+
+
+PAPER_FIGURE_6 = {
+    "candy": ("2.7, 1.8", "1.5, 1.1"),
+    "efficientvit": ("1.5, 1.6", "1.4, 1.1"),
+    "yolox": ("10.9, 7.0", "1.5, 1.6"),
+    "yolov4": ("2.9, 2.9", "1.3, 1.3"),
+    "segformer": ("3.0, 2.0", "1.8, 1.4"),
+}
+"""The paper's times of PyTorch and of TensorRT over Korch's, on a V100 and on an A100."""
+
+
+def whole() -> str:
+    """Return the times of engines and other plans, divided by those of the searched plan, and the paper's."""
+    rows = []
+    for name, row in results("paper-whole.json").items():
+        found = quotients(row)
+        cells = [spread(found[engine]) if engine in found else "–" for engine in GIVEN]
+        model, _, batch = name.partition(", batch ")
+        rows.append([name, *cells, *plan_cells(row), *(PAPER_FIGURE_6[model] if batch == "1" else ("–", "–"))])
+    head = ["times / Korch's", *map(ENGINES.__getitem__, GIVEN), *PLANS, "paper: PyTorch", "paper: TensorRT"]
     return markdown(head, rows)
 
 
@@ -273,6 +315,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "candidates": candidates,
     "fission": fission,
     "blocks": blocks,
+    "whole": whole,
 }
 
 

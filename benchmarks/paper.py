@@ -1,12 +1,13 @@
 """Repeats experiments of the paper on this machine's CPU (Korch, ASPLOS 2024, section 6).
 
+    python -m benchmarks.paper whole [--models candy,...]     figure 6: models of batch 1 and 16, and their plans
     python -m benchmarks.paper fission [--models candy,...]   figure 7: other engines given the primitives
     python -m benchmarks.paper blocks [--models norm,...]     figures 2 to 4, 8 to 10, 12 and 13: blocks of models
     python -m benchmarks.paper candidates                     table 2: primitives, candidates and seconds
     python -m benchmarks.paper tvm [--models candy,...]       plans searched with and without TVM's kernels
                                [--budget S] [--rounds N] [--output FILE]
 
-Figure 6 is `benchmarks.suite`. Rows that a file of results has are not measured again.
+Rows that a file of results has are not measured again.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from benchmarks.models.paper_blocks import (
     resized_and_joined,
     softmax_attention,
 )
+from benchmarks.peers import full_name
 from benchmarks.rows import known_rows, options_of, write_rows
 from korch.api import optimize
 from korch.cli.bench import bench
@@ -53,7 +55,22 @@ BLOCKS: Mapping[str, Callable[[], onnx.ModelProto]] = {
 }
 """The blocks of the paper's case studies."""
 
-ENGINES = ("onnxruntime", "openvino")
+WHOLE: Mapping[str, Callable[[], onnx.ModelProto]] = {
+    f"{name}, batch {batch}": partial(lambda name, batch: of_batch(build(name), batch), name, batch)
+    for batch in (1, 16)
+    for name in PAPER
+}
+"""The paper's models for one image and for 16."""
+
+ENGINES = ("onnxruntime", "openvino", "inductor")
+
+
+def of_batch(model: onnx.ModelProto, batch: int) -> onnx.ModelProto:
+    """Return a model of one image for several, whose inner shapes follow from the images."""
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = batch
+    del model.graph.value_info[:]
+    return model
 
 
 def of_fission(name: str, args: Any, folder: Path) -> dict[str, Any]:
@@ -62,7 +79,7 @@ def of_fission(name: str, args: Any, folder: Path) -> dict[str, Any]:
     path.write_bytes(build(name).SerializeToString())
     save_model(OnnxNodes(fission(load_model(path)), name).model(), split)
     runners = [
-        RunnerSpec(engine, file, f"{engine}{label}")
+        RunnerSpec(full_name(engine), file, f"{engine}{label}")
         for engine in ENGINES
         for file, label in ((path, ""), (split, ", primitives"))
     ]
@@ -70,10 +87,10 @@ def of_fission(name: str, args: Any, folder: Path) -> dict[str, Any]:
     return compare(runners, random_inputs(path), settings).to_json()
 
 
-def of_block(name: str, args: Any, folder: Path) -> dict[str, Any]:
-    """Return the times of engines for a block, of its whole plans, and of the kernels of the best one."""
+def of_plans(name: str, args: Any, folder: Path) -> dict[str, Any]:
+    """Return the times of engines for a block or a model, of its whole plans, and of the kernels of the best one."""
     path, artifact = folder / "block.onnx", folder / "block.korch"
-    path.write_bytes(BLOCKS[name]().SerializeToString())
+    path.write_bytes((BLOCKS | WHOLE)[name]().SerializeToString())
     executable: Any = optimize(
         path, threads=args.threads, budget=args.budget, cache_folder=folder / "cache", progress=False
     )
@@ -81,7 +98,9 @@ def of_block(name: str, args: Any, folder: Path) -> dict[str, Any]:
     report = plain(executable.report)
     kernels = [{"operations": operations(step, 99), "cost_ns": step.cost_ns} for step in executable.plan.steps]
     del executable  # its weights and threads are not part of the comparison
-    comparison = bench(artifact, list(ENGINES), path, args.rounds, Options(threads=args.threads), {}).to_json()
+    comparison = bench(
+        artifact, list(map(full_name, ENGINES)), path, args.rounds, Options(threads=args.threads), {}
+    ).to_json()
     return {"comparison": comparison, "plan": report["plan"], "plans": report["plans"], "kernels": kernels}
 
 
@@ -139,7 +158,8 @@ def of_tvm(name: str, args: Any, folder: Path) -> dict[str, Any]:
 
 EXPERIMENTS: Mapping[str, tuple[Callable[[str, Any, Path], dict[str, Any]], tuple[str, ...]]] = {
     "fission": (of_fission, PAPER),
-    "blocks": (of_block, tuple(BLOCKS)),
+    "blocks": (of_plans, tuple(BLOCKS)),
+    "whole": (of_plans, tuple(WHOLE)),
     "candidates": (of_candidates, PAPER),
     "tvm": (of_tvm, ("candy", "segformer")),
 }

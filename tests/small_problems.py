@@ -105,6 +105,8 @@ def _runs(problem: Problem, chosen: tuple[PricedKernel, ...]) -> bool:
         return False
     if sum(kernel.error for kernel in chosen) > problem.most_error:
         return False
+    if any(sum(p in kernel.steps for kernel in chosen) > 1 for p in problem.once):
+        return False
     left = list(chosen)
     while left:
         able = [kernel for kernel in left if there.issuperset(kernel.inputs)]

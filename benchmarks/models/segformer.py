@@ -67,11 +67,11 @@ def build_segformer(
 
 
 def _to_tokens(writer: GraphWriter, x: str, width: int, side: int) -> str:
-    return writer.op("Transpose", writer.reshape(x, (1, width, side * side)), perm=[0, 2, 1])
+    return writer.op("Transpose", writer.reshape(x, (0, width, side * side)), perm=[0, 2, 1])
 
 
 def _to_image(writer: GraphWriter, x: str, width: int, side: int) -> str:
-    return writer.reshape(writer.op("Transpose", x, perm=[0, 2, 1]), (1, width, side, side))
+    return writer.reshape(writer.op("Transpose", x, perm=[0, 2, 1]), (0, width, side, side))
 
 
 def _block(writer: GraphWriter, x: str, width: int, heads: int, reduction: int, side: int) -> str:
@@ -94,7 +94,7 @@ def _attention(writer: GraphWriter, x: str, width: int, heads: int, reduction: i
         source = writer.layer_norm(_to_tokens(writer, image, width, side // reduction), width)
 
     def split(value: str, length: int, perm: list[int]) -> str:
-        value = writer.reshape(value, (1, length, heads, each))
+        value = writer.reshape(value, (0, length, heads, each))
         return writer.op("Transpose", value, perm=perm)
 
     q = split(writer.dense(x, width, width), tokens, [0, 2, 1, 3])
@@ -102,7 +102,7 @@ def _attention(writer: GraphWriter, x: str, width: int, heads: int, reduction: i
     v = split(writer.dense(source, width, width), count, [0, 2, 1, 3])
     scores = writer.op("Div", writer.op("MatMul", q, k), writer.scalar(math.sqrt(each), "root"))
     mixed = writer.op("MatMul", writer.op("Softmax", scores, axis=-1), v)
-    mixed = writer.reshape(writer.op("Transpose", mixed, perm=[0, 2, 1, 3]), (1, tokens, width))
+    mixed = writer.reshape(writer.op("Transpose", mixed, perm=[0, 2, 1, 3]), (0, tokens, width))
     return writer.dense(mixed, width, width)
 
 

@@ -85,6 +85,9 @@ SAID: set[str] = set()
 FALLBACKS: Counter[str] = Counter()
 """The number of calls of graphs that ran in PyTorch, by the reason; a filter may hide warnings, but none of these."""
 
+APART = "`torch.compiler.disable` on the part with it lets the other parts run in Korch"
+"""What to do about a graph that can't be compiled, if the error does not say it."""
+
 
 class KorchFallbackWarning(UserWarning):
     """A graph runs in PyTorch; the text says why."""
@@ -292,9 +295,9 @@ class CompiledGraph:
                 raise
             except ModelError as error:  # such as a table of positions that ends before the largest size
                 most //= LESS
-                self._has_range, reason = most >= LEAST_SIZE, _reason(error)
+                self._has_range, reason = most >= LEAST_SIZE, _reason(replace(error, hint=""))
             except KorchError as error:
-                self._has_range, reason = bool(self._given), _reason(error)
+                self._has_range, reason = bool(self._given), _reason(replace(error, hint=""))
                 self._given = frozenset()  # a number may be the size of a tensor in the graph
         if reason:
             self._has_range, self._given = False, self._numbers
@@ -331,7 +334,7 @@ class CompiledGraph:
                 raise
             except KorchError as error:
                 if not self._given:
-                    return _reason(error)
+                    return _reason(replace(error, hint=error.hint or APART))
                 self._given = frozenset()  # a number may be the size of a tensor in the graph
 
     def _warn(self, what: str, kind: type[UserWarning]) -> None:
@@ -352,8 +355,8 @@ def _warn_once(text: str, warn: Callable[[str], None]) -> None:
 
 
 def _reason(error: KorchError) -> str:
-    """Return an error as one line, without advice: what can't be compiled runs in PyTorch."""
-    return " ".join(str(replace(error, hint="")).split())
+    """Return an error as one line."""
+    return " ".join(str(error).split())
 
 
 def _fix_floats(graph: Any) -> None:
@@ -404,7 +407,7 @@ def _why_not(example_inputs: Sequence[Any]) -> str:
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return "it needs gradients; call it under torch.no_grad() or torch.inference_mode()"
     if torch.is_autocast_enabled("cpu"):
-        return "torch.autocast is on"
+        return "torch.autocast is on; convert the module instead, such as by .to(torch.bfloat16)"
     return ""
 
 

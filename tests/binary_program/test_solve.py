@@ -51,6 +51,14 @@ def test_agrees_with_brute_force_where_kernels_add_to_the_error(seed: int) -> No
     assert parse_problem(format_problem(problem)) == problem
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_agrees_with_brute_force_where_primitives_run_once(seed: int) -> None:
+    problem = random_problem(seed, kernels=11, layouts=1 + seed % 2)
+    problem = replace(problem, once=frozenset(range(seed % 2, len(problem.steps), 1 + seed % 2)))
+    assert optimum(problem) == brute_force(problem)
+    assert parse_problem(format_problem(problem)) == problem
+
+
 def test_a_relaxation_without_solution_bounds_nothing_and_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     solver = Solver(random_problem(FEASIBLE_SEEDS[0], kernels=11))
     costs_ns = [solver.problem.kernels[k].cost_ns for k in solver.kept]

@@ -364,8 +364,8 @@ def eigenvalues(x: Any) -> Any:
     ("function", "reason"),
     [
         (bits, r"its results \[0, 1\] share memory"),
-        (random, "draws random numbers"),
-        (eigenvalues, "PyTorch has no translation of the operator"),
+        (random, r"draws random numbers.*\. Pass random tensors as inputs"),
+        (eigenvalues, "PyTorch has no translation of the operator .*linalg"),
     ],
 )
 def test_what_korch_could_not_do_alike_runs_in_pytorch(
@@ -397,7 +397,7 @@ def test_batch_statistics_are_updated_in_pytorch(quick: dict[str, Any]) -> None:
     """The operation does not say that it writes to them."""
     module, x = nn.BatchNorm1d(4).train(), torch.randn(6, 4)
     compiled = torch.compile(module, backend="korch", options=quick)
-    with torch.no_grad(), pytest.warns(KorchFallbackWarning, match="it writes to"):
+    with torch.no_grad(), pytest.warns(KorchFallbackWarning, match=r"graph: it writes to .*`torch\.compiler\.disable`"):
         compiled(x)
     torch.testing.assert_close(module.running_mean, 0.1 * x.mean(0))
 

@@ -45,7 +45,7 @@ SPLIT = PlanResult(
     max_error=1.5e-07,
 )
 OPTIMAL = PlanResult(PlanName.SEARCHED, 1, 0.012, 1.75, 1.5, 2.0, 2e-07)
-GREEDY = PlanResult(PlanName.GREEDY, 1, 0.02, None, None, None, None, "it crashes")
+BY_RULES = PlanResult(PlanName.BY_RULES, 1, 0.02, None, None, None, None, "it crashes")
 REPORT = Report(
     status="feasible",
     predicted_ms=0.012,
@@ -77,7 +77,7 @@ REPORT = Report(
     limits_hit=("max_outputs",),
     rules=RULES,
     rule_savings_ms={"reshapes-compose": 0.0035},
-    plans=(OPTIMAL, SPLIT, GREEDY),
+    plans=(OPTIMAL, SPLIT, BY_RULES),
 )
 
 
@@ -142,7 +142,7 @@ whole plans, timed in turn (* is kept):
   plan           kernels         sum    expected     its p10     its p90      median         p10         p90     error
   searched             1   0.0120 ms           -           -           -    1.750 ms    1.500 ms    2.000 ms   2.0e-07
 * split                2   0.0140 ms    1.375 ms    1.350 ms    1.450 ms    1.500 ms    1.250 ms    1.750 ms   1.5e-07
-  greedy               1  rejected: it crashes
+  by-rules             1  rejected: it crashes
   Rely on the median of complete runs. If they were disturbed, rely on the expected time, which is made of the
   kernels' own samples. The sum is what the search minimizes and what the bound is for: it compares plans.
 

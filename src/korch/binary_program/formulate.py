@@ -82,7 +82,8 @@ class Formulation:
                 self.runners[p].append(k)
         self.extracts = [self.variable(f"extract[p{p}]", 1) for p in range(len(problem.steps))]
         self.agains = [
-            self.variable(f"again[p{p}]", max(0, len(runners) - 1)) for p, runners in enumerate(self.runners)
+            self.variable(f"again[p{p}]", 0 if p in problem.once else max(0, len(runners) - 1))
+            for p, runners in enumerate(self.runners)
         ]
         self.firsts = list(self.extracts)
         self.computed: dict[int, int] = {}
@@ -233,7 +234,8 @@ def add_covering(program: Formulation) -> None:
     Σ_{k runs p and writes r} use[k] ≤ extract[p] for each port r. Forbids extracting a primitive
     that no chosen kernel runs, and choosing a kernel without extracting its primitives. If
     `add_extraction` forces extract[p] = 1, the first row is the covering row that makes the
-    relaxation tight: every primitive that a plan must run is in a chosen kernel. Tightens.
+    relaxation tight: every primitive that a plan must run is in a chosen kernel. Tightens. If p may run only once,
+    again[p] is 0.
 
     Proof: a definition; extract[p] = min(1, the first sum), again[p] = the rest. The second sum is
     at most 1, since at most one chosen kernel writes r.

@@ -41,8 +41,11 @@ def dominated_kernels(problem: Problem, costs_ns: Sequence[int], excluded: Colle
     """Return the kernels that another kernel can replace in any plan at no more cost.
 
     The other kernel writes the same ports, reads and owns no port that the first one does not, and its
-    error is not larger.
+    error is not larger. Where primitives may run only once, it may run one that another kernel runs; then no kernel
+    is said to be dominated.
     """
+    if problem.once:
+        return frozenset()
     groups: dict[frozenset[Port], list[tuple[int, int, frozenset[Port], frozenset[Port]]]] = {}
     for k, kernel in enumerate(problem.kernels):
         if k in excluded:

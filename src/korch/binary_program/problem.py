@@ -14,6 +14,7 @@ In the terms of automated planning this is a delete-free task: ports are facts, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -81,6 +82,7 @@ class Problem:
         given: the ports that exist from the start: the inputs, in the layouts of the interface.
         constants: the values known at build time; they are given in every layout.
         most_error: the largest sum of the errors of a plan's kernels.
+        once: primitives that at most one kernel of a plan may run.
     """
 
     steps: tuple[Computation, ...]
@@ -89,6 +91,7 @@ class Problem:
     given: frozenset[Port] = frozenset()
     constants: frozenset[int] = frozenset()
     most_error: int = 0
+    once: frozenset[int] = frozenset()
 
     @cached_property
     def alternatives(self) -> dict[int, tuple[int, ...]]:
@@ -142,6 +145,11 @@ class Problem:
         found = replace(self, kernels=kernels)
         vars(found).update({**vars(self), "kernels": kernels})  # cached properties do not depend on costs
         return found
+
+    def repeated(self, kernels: Iterable[int]) -> frozenset[int]:
+        """Return the primitives of `once` that several of the kernels run."""
+        runs = Counter(p for k in kernels for p in self.kernels[k].steps & self.once)
+        return frozenset(p for p, count in runs.items() if count > 1)
 
     def without(self, excluded: Iterable[int]) -> tuple[Problem, tuple[int, ...]]:
         """Return the instance without some kernels, and the old number of each kept kernel."""

@@ -294,6 +294,7 @@ class _Search:
             self.excluded.isdisjoint(chosen)
             and len(set(outputs)) == len(outputs)
             and len(set(owned)) == len(owned)
+            and not self.problem.repeated(chosen)
             and set(required) <= set(outputs)
             and sum(self.problem.kernels[k].error for k in chosen) <= self.problem.most_error
             and not ready_order(self.problem, chosen)[1]

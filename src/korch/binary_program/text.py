@@ -10,6 +10,7 @@
     k2: p2 | %4:abcd %5:abcd -> %6:abcd | 0 measured owns %4:abcd %5:abcd
     k3: p2 | %4:abcd %5:abcd -> %6:abcd | 90 measured error 7
     most error 9
+    once p0 p1
 
     plan optimal objective=1200 bound=1200 kernels=2 measured=1 bound-costs
     k0
@@ -48,6 +49,8 @@ def format_problem(problem: Problem) -> str:
         lines.append(f"k{k}: {steps} | {inputs} -> {outputs} | {kernel.cost_ns} {kind}{error}{owns}")
     if problem.most_error:
         lines.append(f"most error {problem.most_error}")
+    if problem.once:
+        lines.append("once " + " ".join(f"p{p}" for p in sorted(problem.once)))
     return "\n".join(lines) + "\n"
 
 
@@ -79,7 +82,7 @@ def parse_problem(text: str) -> Problem:
     required: list[Port] = []
     steps: list[Computation] = []
     kernels: list[PricedKernel] = []
-    most_error = 0
+    most_error, once = 0, frozenset[int]()
     for number, line in _lines(text):
         word, _, rest = line.partition(" ")
         if word == "given":
@@ -90,6 +93,8 @@ def parse_problem(text: str) -> Problem:
             constants.add(int(rest[1:]))
         elif re.fullmatch(r"most error \d+", line):
             most_error = int(rest.removeprefix("error "))
+        elif re.fullmatch(r"once( p\d+)+", line):
+            once = frozenset(int(p[1:]) for p in rest.split())
         elif (match := _STEP.match(line)) and int(match[1]) == len(steps):
             steps.append(Computation(int(match[2]), tuple(int(v[1:]) for v in match[3].split())))
         elif (match := _KERNEL.match(line)) and int(match[1]) == len(kernels):
@@ -108,7 +113,8 @@ def parse_problem(text: str) -> Problem:
             raise _unreadable(line, number)
     if not required:
         raise InvalidGraphError("the text has no line 'require PORT'")
-    return Problem(tuple(steps), tuple(kernels), tuple(required), frozenset(given), frozenset(constants), most_error)
+    ports = tuple(required), frozenset(given)
+    return Problem(tuple(steps), tuple(kernels), *ports, frozenset(constants), most_error, once)
 
 
 def format_plan(plan: Plan, names: Sequence[str] | None = None) -> str:

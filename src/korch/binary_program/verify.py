@@ -109,6 +109,8 @@ def verify_kernels(problem: Problem, kernels: Sequence[int]) -> tuple[int, ...]:
     _outputs_are_written(problem, kernels)
     _inputs_are_written(problem, kernels)
     _errors_add_up(problem, kernels)
+    if repeated := problem.repeated(kernels):
+        raise InvalidGraphError(f"several kernels run the primitive p{min(repeated)}, which may run only once")
     return _running_order(problem, kernels)
 
 

@@ -1,78 +1,90 @@
-"""Baseline plans for comparison with the optimum: fully split, greedily fused, and with plain layouts only.
+"""Baseline plans for comparison with the optimum: fewer groups, fewer layouts, or nothing computed twice.
 
 A sum of isolated kernel times can mislead, so complete executables are timed, including these.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
-from korch.binary_program.problem import Problem
 from korch.binary_program.solve import Solver
-from korch.binary_program.verify import ready_order
 from korch.candidate.candidate import Candidate
 from korch.errors import InfeasibleError
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.op import Category
 from korch.search.instance import Instance
 from korch.search.ledger import Ledger
 from korch.search.result import PlanName
 
+UNCOUNTED = (Category.BROADCAST, Category.LAYOUT)
+"""Kinds of primitives that compute nothing, so that several kernels may read through one at no cost."""
+
 
 def baseline_plans(
-    graph: PrimitiveGraph, candidates: Sequence[Candidate], ledger: Ledger, options: Options, seconds: float
+    graph: PrimitiveGraph,
+    candidates: Sequence[Candidate],
+    ledger: Ledger,
+    options: Options,
+    seconds: float,
+    searched: Sequence[Candidate],
 ) -> dict[str, tuple[Candidate, ...]]:
-    """Return plans by name, each solved within `seconds`; an infeasible one is left out.
+    """Return plans of the least cost by name, each solved within `seconds`; an infeasible one is left out.
 
-    - split: one primitive per kernel (with the broadcasts that it reads), at the least cost;
-    - plain-layout: the least cost with every value in the plain layout;
-    - greedy: going backwards from the outputs, always the kernel with the most primitives.
+    - split: one primitive per kernel (with the broadcasts that it reads);
+    - plain-layout: every value in the plain layout;
+    - by-rules: only groups that other engines fuse (`is_fused_by_rules`);
+    - once: no two kernels compute the same.
+
+    Kernels that were not timed cost what is estimated.
     """
+    computing = {p for p, one in enumerate(graph.primitives) if one.row.category not in UNCOUNTED}
+    runs = Counter(p for c in searched for p in c.group.primitives)
+    repeats = any(runs[p] > 1 for p in computing)
     subsets = {
         PlanName.SPLIT: [c for c in candidates if kernel_size(c) <= 1],
         PlanName.PLAIN_LAYOUT: [c for c in candidates if has_layouts(c, "plain")],
+        PlanName.BY_RULES: [c for c in candidates if is_fused_by_rules(c)],
+        PlanName.ONCE: [c for c in candidates if ledger.is_measured(c)] if repeats else searched,
     }
     plans: dict[str, tuple[Candidate, ...]] = {}
     for name, subset in subsets.items():
         problem = Instance(graph, subset).problem(ledger.cost_ns)
-        costs_ns = [kernel.cost_ns for kernel in problem.kernels]
+        costs_ns = [
+            max(kernel.cost_ns, 0 if kernel.is_measured else guess_ns)
+            for kernel, guess_ns in zip(problem.kernels, ledger.guesses_ns(subset), strict=True)
+        ]
         try:
-            solver = Solver(problem, limits=options.search)
+            solver = Solver(
+                replace(problem, once=frozenset(computing if name is PlanName.ONCE else ())), limits=options.search
+            )
             plan = ledger.solve(solver, costs_ns, seconds=min(seconds, options.search.solver_seconds))
         except InfeasibleError:
             continue
         if plan.kernels:
             plans[name] = tuple(subset[k] for k in plan.kernels)
-    greedy = most_fused_plan(Instance(graph, candidates).problem(ledger.cost_ns), candidates)
-    if greedy is not None:
-        plans[PlanName.GREEDY] = tuple(candidates[k] for k in greedy)
     return plans
 
 
-def most_fused_plan(problem: Problem, candidates: Sequence[Candidate]) -> tuple[int, ...] | None:
-    """Return the plan that greedily fuses as much as possible, or None if this fails or leads to a cycle."""
-    chosen: list[int] = []
-    written: set[object] = set()
-    owned: set[object] = set()
-    waiting = list(problem.required)
+def is_fused_by_rules(candidate: Candidate) -> bool:
+    """Return whether ONNX Runtime or Inductor could run a candidate's primitives as one kernel, by their rules.
+
+    They fuse elementwise and layout primitives with reductions, and what follows a product or convolution with it, but
+    nothing that is computed before it. Attention is one kernel.
+    """
+    body = candidate.group.body
+    if len(body.linear) != 1:
+        return not body.linear or candidate.provider == "attention"
+    makers = {one.output: one for one in body.primitives}
+    waiting = [makers[v] for v in body.linear[0].inputs if v in makers]
     while waiting:
-        port = waiting.pop()
-        if port in written or problem.is_given(port):
-            continue
-        makers = [
-            k
-            for k in problem.producers.get(port, ())
-            if not written.intersection(problem.kernels[k].outputs) and not owned.intersection(problem.kernels[k].owns)
-        ]
-        if not makers:
-            return None
-        best = max(makers, key=lambda k: (kernel_size(candidates[k]), -problem.kernels[k].cost_ns))
-        chosen.append(best)
-        written.update(problem.kernels[best].outputs)
-        owned.update(problem.kernels[best].owns)
-        waiting.extend(problem.needs(best))
-    order, in_cycle = ready_order(problem, chosen)
-    return None if in_cycle else order
+        one = waiting.pop()
+        if one.row.category not in UNCOUNTED:
+            return False
+        waiting += [makers[v] for v in one.inputs if v in makers]
+    return True
 
 
 def kernel_size(candidate: Candidate) -> int:

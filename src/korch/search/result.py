@@ -16,7 +16,8 @@ class PlanName(StrEnum):
     SECOND = "second"
     SPLIT = "split"
     PLAIN_LAYOUT = "plain-layout"
-    GREEDY = "greedy"
+    BY_RULES = "by-rules"
+    ONCE = "once"
 
 
 @dataclass(frozen=True, slots=True)

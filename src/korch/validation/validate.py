@@ -90,14 +90,15 @@ def validate_plans(
         return meter.compile_s([c for c, (_, done) in zip(entry.steps, entry.costs, strict=True) if not done])
 
     until = Until(deadline, needed_s, meter.tell)
-    timed = _validate_in_turn(_distinct(entries), attempt, timed_arrays, until)
+    distinct, same = _distinct(entries)
+    timed = _validate_in_turn(distinct, attempt, timed_arrays, until)
     able = [result for result in timed if result.is_right and result.executable is not None]
     if not able:
         raise _no_plan(timed, graph, standard)
     won = min(able, key=lambda result: result.rank_ns)
     if won.executable is None:
         raise InfeasibleError("the winning plan has no executable")
-    return Validation(tuple(timed), won.executable, won, standard.given, arrays, timed_arrays)
+    return Validation((*timed, *same), won.executable, won, standard.given, arrays, timed_arrays)
 
 
 def build_units(executable: PlanExecutable) -> float:
@@ -180,11 +181,15 @@ def _weights_bytes(result: Result) -> int:
     return 0 if result.executable is None else result.executable.plan.weights_bytes
 
 
-def _distinct(entries: Sequence[PlanEntry]) -> list[PlanEntry]:
+def _distinct(entries: Sequence[PlanEntry]) -> tuple[list[PlanEntry], list[Result]]:
+    """Return the plans with different kernels, and a result without times for each of the others."""
     found: dict[tuple[tuple[str, tuple[int, ...]], ...], PlanEntry] = {}
+    same = []
     for entry in entries:
-        found.setdefault(tuple((c.key, c.group.outputs) for c in entry.steps), entry)
-    return list(found.values())
+        first = found.setdefault(tuple((c.key, c.group.outputs) for c in entry.steps), entry)
+        if first is not entry:
+            same.append(Result(entry, None, refusal=f"it has the kernels of plan {str(first.name)!r}"))
+    return list(found.values()), same
 
 
 def steps_of(entry: PlanEntry, meter: AnyMeter) -> list[PlanStep[Any]]:

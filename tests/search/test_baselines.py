@@ -1,0 +1,76 @@
+"""Plans to compare the searched one with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from korch.candidate.candidate import Candidate, Offer, make_group
+from korch.options import Options
+from korch.primitive.graph import GraphBuilder, PrimitiveGraph
+from korch.primitive.ops.layout import TransposeAttributes
+from korch.primitive.ops.reduce import ReduceAttributes
+from korch.primitive.types import ValueType
+from korch.search.baselines import baseline_plans, is_fused_by_rules
+from korch.search.result import PlanName
+
+SQUARE = ValueType.parse("f32[8,8]")
+
+
+def candidate(graph: PrimitiveGraph, primitives: Sequence[int], provider: str = "own") -> Candidate:
+    """Return a candidate in plain layouts that writes what its last primitive computes."""
+    group = make_group(graph, tuple(primitives), (graph.primitives[primitives[-1]].output,))
+    return Candidate(group, provider, Offer(*group.plain_layouts))
+
+
+@pytest.mark.parametrize(
+    ("ops", "is_fused"),
+    [
+        (("exp", "reduce_max", "neg"), True),
+        (("matmul", "neg", "reduce_max"), True),
+        (("transpose", "matmul", "neg"), True),
+        (("neg", "matmul"), False),
+        (("transpose", "neg", "transpose", "matmul"), False),
+        (("matmul", "neg", "matmul"), False),
+    ],
+)
+def test_what_rules_fuse(ops: tuple[str, ...], is_fused: bool) -> None:
+    builder = GraphBuilder()
+    weights, value = builder.input("w", SQUARE), builder.input("x", SQUARE)
+    attributes = {"transpose": TransposeAttributes((1, 0)), "reduce_max": ReduceAttributes((1,))}
+    for op in ops:
+        value = builder.add(op, [value, weights] if op == "matmul" else [value], attributes.get(op))
+    builder.output("y", value)
+    graph, every = builder.freeze(), range(len(ops))
+    assert is_fused_by_rules(candidate(graph, every)) is is_fused
+    assert is_fused_by_rules(candidate(graph, every, "attention")) is (is_fused or ops.count("matmul") == 2)
+
+
+def test_once_computes_nothing_twice_and_by_rules_and_split_fuse_less() -> None:
+    builder = GraphBuilder()
+    a = builder.add("exp", [builder.input("x", SQUARE)])
+    for name, op in (("y", "neg"), ("z", "abs")):
+        builder.output(name, builder.add("matmul", [builder.add(op, [a]), builder.input(f"w{name}", SQUARE)]))
+    graph = builder.freeze()
+    assert [p.op for p in graph.primitives] == ["exp", "neg", "matmul", "abs", "matmul"]
+    groups = ((0,), (1,), (2,), (3,), (4,), (0, 1), (0, 3), (1, 2), (3, 4), (0, 1, 2), (0, 3, 4))
+    found = [candidate(graph, group) for group in groups]
+
+    def cost_ns(candidate: Candidate) -> tuple[int, bool]:
+        return 10, True  # so that the plan with the fewest kernels is the cheapest
+
+    ledger: Any = SimpleNamespace(
+        cost_ns=cost_ns,
+        is_measured=lambda candidate: True,
+        guesses_ns=lambda some: [0] * len(some),
+        solve=lambda solver, costs, seconds: solver.solve(costs, seconds=seconds),
+    )
+    plans = baseline_plans(graph, found, ledger, Options(), 10.0, found[-2:])
+    sizes = {name: sorted(len(c.group.primitives) for c in steps) for name, steps in plans.items()}
+    assert sizes[PlanName.PLAIN_LAYOUT] == [3, 3]
+    assert sizes[PlanName.ONCE] == [1, 2, 2]
+    assert sizes[PlanName.BY_RULES] == [1, 1, 2, 2]
+    assert sizes[PlanName.SPLIT] == [1] * 5
