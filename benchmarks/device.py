@@ -12,9 +12,9 @@ With --jobs several configurations are prepared at the same time, but only one a
 Engines are timed interleaved. Eager PyTorch and torch.compile are timed twice: as they are called, which
 includes the host's time if the host is slower than the device, and captured in a CUDA graph (column "+graph").
 Korch and the captured graphs are timed on the device: a few replays between two events, behind a sleep of the
-device. Inputs are not copied. For float16 Korch gets the
-float32 model and float32 inputs, with `--precision float16`; the others get a model in float16. An
-engine that is not installed, fails or takes too long is listed with the reason.
+device. Inputs are not copied. For float16 Korch gets the float32 model and float32 inputs, with
+`--precision float16`; the others get a model in float16. An engine that is not installed, fails or takes too
+long is listed with the reason.
 
 In addition to Python, PyTorch, Triton, onnx and numpy it needs these packages, 45 MB as wheels for
 CPython 3.12 on x86-64: ortools (30 MB) with absl-py, immutabledict, pandas (12 MB), python-

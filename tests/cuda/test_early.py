@@ -36,7 +36,7 @@ class Uncompiled:
 @pytest.fixture(scope="module")
 def plan(cache_folder):
     """Return a function that plans a model without some providers; it returns a program and the model's primitives."""
-    return lambda *left_out: program_of("tiny_transformer", options_of("tiny_transformer", cache_folder), left_out)
+    return lambda *left_out, name="tiny_transformer": program_of(name, options_of(name, cache_folder), left_out)
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +68,15 @@ def test_kernels_that_begin_early_compute_the_same(planned):
     assert run(early, split, pending) <= 1e-4
     assert pending.early == 2 * sum(map(sum, early_launches(early.steps, schedule(early.steps)))) >= 10
     assert any("f.prefetch(" in text for text in early.sources.values())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["tiny_candy", "tiny_efficientvit"])
+def test_models_of_images_compute_the_same(name, plan):
+    program, split = plan("torch", "torch-opaque", "tensorrt", name=name)
+    pending = Pending()
+    assert run(early_program(program, Uncompiled()), split, pending) <= 1e-4
+    assert pending.early > 20
 
 
 def test_calls_between_kernels_end_before_the_next_one_begins(plan):
