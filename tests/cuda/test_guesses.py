@@ -7,7 +7,7 @@ from korch.candidate.candidate import Candidate
 from korch.options import Options
 from korch.provider.triton import TritonProductProvider, TritonProvider, TritonWinogradProvider
 from tests.cuda.cuda_groups import conv, product, winograd
-from tests.tile.tile_groups import softmax
+from tests.tile.tile_groups import Graph, softmax
 
 PRODUCT = TritonProductProvider()
 
@@ -43,3 +43,11 @@ def test_the_meter_uses_guesses_of_providers(cache_folder):
         assert bound_ns * 1e-9 > group.body.work_flop(group.body.linear[0]) / meter.target.half_flop_per_s * 6
         rows_ns, bound_ns = best_ns(TritonProvider(), softmax("f32[64,512]", 1))
         assert bound_ns < rows_ns < 3 * bound_ns
+
+
+def test_a_second_output_is_part_of_a_guess(whole):
+    g = Graph()
+    y = g.add("matmul", [g.tensor("f16[512,768]"), g.tensor("f16[768,768]")])
+    one, two = g.group(y), g.group(y, g.cast(y, "f32"))
+    more_ns = min(o.guess_ns for o in PRODUCT.offer(two, whole)) - min(o.guess_ns for o in PRODUCT.offer(one, whole))
+    assert abs(more_ns - 1e9 * 4 * 512 * 768 / whole.l2_bytes_per_s) < 2

@@ -94,7 +94,7 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
     def predict(self, candidates: Sequence[Candidate]) -> list[tuple[int, float]]:
         """Return the approximate time of each candidate in nanoseconds, and the usual error of its logarithm.
 
-        It is the provider's estimate, if it has one, which does not count what surrounds a product.
+        It is the provider's estimate, if it has one.
         """
         found = []
         for candidate, (guess_ns, spread) in zip(candidates, super().predict(candidates), strict=True):

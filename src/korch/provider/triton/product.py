@@ -140,10 +140,10 @@ class TritonProductProvider:
             found = schedule.contraction
             factor = SINGLE if schedule.reads_single_elements else 1.0
             tiles = tiles_for(found, schedule.dtype, target)
-            offers += [
-                Offer(given, outputs, str(tile), guess_ns=int(factor * tile_ns(found, tile, schedule.dtype, target)))
-                for tile in tiles
-            ]
+            more_ns = _around_ns(group, root, target)
+            for tile in tiles:
+                guess_ns = more_ns + factor * tile_ns(found, tile, schedule.dtype, target)
+                offers.append(Offer(given, outputs, str(tile), guess_ns=int(guess_ns)))
             offers += direct_offers(group, root, (inputs, outputs), found, bool(tiles))
         return offers
 
@@ -231,6 +231,13 @@ def ranked_tiles(found: Contraction, dtype: DType, target: CudaTarget, is_exact:
 def tile_ns(found: Contraction, tile: ProgramTile, dtype: DType, target: CudaTarget) -> float:
     """Return the estimated time of a tile's programs in nanoseconds, with their launch."""
     return target.launch_ns + 1e9 * RATIO.get(tile.product, 1.0) * _expected_s(_sizes(found), tile, dtype, target)
+
+
+def _around_ns(group: Group, root: Primitive, target: CudaTarget) -> float:
+    """Return the nanoseconds to read and write what a group has more than its product, such as a second output."""
+    own_bytes = sum(group.body.types[value].size_bytes for value in (*root.inputs, root.output))
+    all_bytes = sum(type_.size_bytes for type_ in (*group.input_types, *group.output_types))
+    return 1e9 * max(0, all_bytes - own_bytes) / target.l2_bytes_per_s
 
 
 def _sizes(found: Contraction) -> tuple[int, ...]:
