@@ -12,9 +12,13 @@ from korch.candidate.candidate import Refusal, make_group
 from korch.numerics import ROUNDED_FACTORS
 from korch.primitive import reference
 from korch.primitive.precision import with_tf32
+from korch.primitive.types import DType
 from korch.provider.triton import TritonAttentionProvider, TritonProductProvider, TritonWinogradProvider
+from korch.provider.triton.product import ProgramTile, with_split_tail
+from korch.testing.kernels import compare
 from korch.testing.samples import random_arrays
 from korch.testing.tolerance import assert_same
+from korch.tile.ir.program import Product
 from tests.cuda.cuda_groups import ATTENTIONS, PRODUCTS, WINOGRADS, attention, conv, product
 from tests.support.cuda_kernels import check_cuda_offers, run_cuda_kernel
 from tests.support.interpret import Memory, run_launches
@@ -269,3 +273,27 @@ def test_depthwise_rows_side_by_side(group, small, rng):
     assert counts >= {"2", "4"}
     layouts = {str(o.inputs[weights]) for _, o, _ in found if " of " in o.variant and not o.inputs[0].is_plain}
     assert group.input_types[0].rank == 3 or layouts == {"cdba"}
+
+
+@pytest.mark.parametrize("rows", [150, 160])
+def test_the_last_wave_is_split(rows, small, rng):
+    g = Graph()
+    y = g.add("matmul", [g.tensor(f"f32[{rows},523]"), g.tensor("f32[523,33]")])
+    target = replace(small, processors=7, shared_bytes=40 << 10)
+    group = g.group(g.add("max", [y, g.number(y, 0.0)]))
+    for tile in (ProgramTile(16, 32, 32, 1, 3), ProgramTile(16, 16, 32, 1, 3, product=Product.SPLIT)):
+        split = with_split_tail((1, rows, 33, 523), tile, DType.F32, target)
+        assert split is not None and split.whole > 0 and ProgramTile.parse(str(split)) == split
+        offer = replace(PRODUCT.offer(group, target)[0], variant=str(split))
+        kernel = PRODUCT.build(group, offer, target)
+        first, last = kernel.launches
+        assert first.grid == split.whole * -(-33 // tile.columns) and last.grid % split.parts == 0
+        inputs = random_arrays(rng, group.input_types)
+        compare(group, inputs, run_cuda_kernel(kernel, group, offer, inputs))
+
+
+def test_a_full_last_wave_is_not_split(whole):
+    tile = ProgramTile(128, 256, 64, 8, 3, product=Product.F16)
+    assert str(with_split_tail((1, 2048, 3072, 768), tile, DType.F16, whole)) == "128x256x64w8s3q2t11 f16"
+    for sizes in ((1, 1408, 3072, 768), (1, 2816, 3072, 768), (2, 2048, 3072, 768), (1, 2048, 3072, 64)):
+        assert with_split_tail(sizes, tile, DType.F16, whole) is None

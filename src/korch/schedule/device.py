@@ -10,6 +10,7 @@ operands are read, operations after it on the block of sums.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -54,6 +55,7 @@ class Blocks:
     terms: int
     parts: int = 1
     adds_blocks: bool = False  # whether the parts are added up by blocks, in tasks of the same axes, not by elements
+    whole: int = 0  # the blocks of rows, the first ones, whose terms are not cut; with `adds_blocks` only
 
 
 class BlockLoops:
@@ -139,33 +141,46 @@ class DeviceProduct(Blocked):
 
     def blocked(self, blocks: Blocks, product: Product) -> TileProgram:
         """Return the program in which each task computes a block."""
+        begin, rows = blocks.whole * blocks.rows, extent(self.contraction.rows)
+        stages, buffers = self._blocked(blocks, product, begin, rows)
+        if begin > 0:
+            first, _ = self._blocked(replace(blocks, parts=1), product, 0, begin)
+            stages = (*first, *stages)
+        return TileProgram((*self.memory(), *buffers), stages)
+
+    def _blocked(
+        self, blocks: Blocks, product: Product, begin: int, end: int
+    ) -> tuple[tuple[Stage, ...], tuple[Buffer, ...]]:
+        """Return the stages that compute some rows of the result, and the buffers that they need."""
         found = self.contraction
-        grid = BlockLoops(self.batch, [extent(axes) for axes in (found.rows, found.columns, found.terms)], blocks)
-        values = self.values((flat(*grid.rows), flat(*grid.columns), grid.term), grid.ranges)
+        columns, terms = extent(found.columns), extent(found.terms)
+        grid = BlockLoops(self.batch, (end - begin, columns, terms), blocks)
+        row, column = flat(*grid.rows), flat(*grid.columns)
+        values = self.values((add(row, constant(begin)), column, grid.term), grid.ranges)
         operands = []
         for position in (0, 1):
             emitter = self.fusion.emitter(grid.ranges)
             name = self.argument(emitter, position, values, grid.guards)
             operands.append((emitter.ops, name))
         axes = grid.rows[1], grid.columns[1]
-        memory = tuple(self.memory())
         if blocks.parts == 1:
-            after = self.after(grid.sums, axes, values, grid.ranges)
-            stage, tiles = grid.stage(product, self.dtype, operands, after)
-            return TileProgram((*memory, *tiles), (stage,))
-        place = substitute(self._part_place(), values, grid.ranges)
+            stage, tiles = grid.stage(product, self.dtype, operands, self.after(grid.sums, axes, values, grid.ranges))
+            return (stage,), tiles
+        sizes = (blocks.parts, *(axis.extent for axis in self.batch), end - begin, columns)
+        numbers = (var("s"), *(var(axis.name) for axis in self.batch), row, column)
+        place = add(*(scale(number, step) for number, step in zip(numbers, row_major_strides(sizes), strict=True)))
         load = Load("x0", DType.F32, SUMS, grid.sums.index)
         after = Pass(axes, axes[1].name, (load,), (store(At("parts", place), "x0"),))
         stage, tiles = grid.stage(product, self.dtype, operands, after)
-        size = blocks.parts * extent(self.outer)
-        more = (Buffer("parts", Level.WORKSPACE, DType.F32, size), Buffer("u", Level.TILE, DType.F32, 1))
+        more = Buffer("parts", Level.WORKSPACE, DType.F32, math.prod(sizes))
         if not blocks.adds_blocks:
-            return TileProgram((*memory, *more, *tiles), (stage, self._sum(blocks.parts)))
+            total = Buffer("u", Level.TILE, DType.F32, 1)
+            return (stage, self._sum(blocks.parts)), (more, total, *tiles)
         loads = (Load("x0", DType.F32, "parts", place), Load("x1", DType.F32, SUMS, grid.sums.index))
         ops = (*loads, Apply("x2", DType.F32, "add", ("x1", "x0")))
         more_parts = Loop(grid.part, (SUMS,), (Pass(axes, axes[1].name, ops, (store(grid.sums, "x2"),)),))
         steps = (fill(axes, grid.sums, 0.0), more_parts, self.after(grid.sums, axes, values, grid.ranges))
-        return TileProgram((*memory, *more[:1], *tiles), (stage, Stage(grid.axes[1:], steps)))
+        return (stage, Stage(grid.axes[1:], steps)), (more, *tiles)
 
     def direct(self) -> TileProgram:
         """Return the program in which each task computes one element."""

@@ -45,19 +45,21 @@ class ProgramTile:
     parts: int = 1  # the number of parts into which the terms are split, each computed by another program
     product: Product = Product.F32  # how elements are multiplied
     joins: bool = False  # whether the last program of a tile adds up its parts, not a second launch
+    whole: int = 0  # the first tiles along the rows, computed by a launch of their own, whose terms are not split
 
     def __str__(self) -> str:
         text = f"{self.rows}x{self.columns}x{self.terms}w{self.warps}s{self.stages}"
         text += f"{'q' if self.joins else 'p'}{self.parts}" if self.parts > 1 else ""
+        text += f"t{self.whole}" if self.whole else ""
         return f"{text} {self.product.value}"
 
     @staticmethod
     def parse(text: str) -> ProgramTile:
         """Return the tile that prints as `text`."""
         sizes, product = text.split(" ")
-        rows, columns, terms, warps, stages, *parts = map(int, re.findall(r"\d+", sizes))
-        joins = "q" in sizes
-        return ProgramTile(rows, columns, terms, warps, stages, parts[0] if parts else 1, Product(product), joins)
+        rows, columns, terms, warps, stages, *more = map(int, re.findall(r"\d+", sizes))
+        parts, whole, *_ = *more, *(1, 0)[len(more) :]
+        return ProgramTile(rows, columns, terms, warps, stages, parts, Product(product), "q" in sizes, whole)
 
     @property
     def options(self) -> LaunchOptions:
@@ -142,7 +144,7 @@ class TritonProductProvider:
             tiles = tiles_for(found, schedule.dtype, target)
             more_ns = _around_ns(group, root, target)
             for tile in tiles:
-                guess_ns = more_ns + factor * tile_ns(found, tile, schedule.dtype, target)
+                guess_ns = more_ns + factor * tile_ns(sizes_of(found), tile, schedule.dtype, target)
                 offers.append(Offer(given, outputs, str(tile), guess_ns=int(guess_ns)))
             offers += direct_offers(group, root, (inputs, outputs), found, bool(tiles))
         return offers
@@ -158,7 +160,7 @@ class TritonProductProvider:
                 program, options = direct_program(schedule, offer.variant)
                 return print_kernel(group, offer, program, target, options)
             tile = ProgramTile.parse(offer.variant)
-            blocks = Blocks(tile.rows, tile.columns, tile.terms, tile.parts, tile.joins)
+            blocks = Blocks(tile.rows, tile.columns, tile.terms, tile.parts, tile.joins, tile.whole)
             program = schedule.blocked(blocks, tile.product)
             return print_kernel(group, offer, program, target, tile.options)
         except NotFusedError as error:
@@ -210,7 +212,21 @@ def tiles_for(found: Contraction, dtype: DType, target: CudaTarget) -> list[Prog
     ]
     chosen = promising(tiles)
     variants += [replace(tile, joins=True) for tile in chosen if tile.parts > 1][:JOINED]
+    variants += [cut for tile in chosen if (cut := with_split_tail(sizes_of(found), tile, dtype, target))][:JOINED]
     return [*dict.fromkeys((*chosen, *(v for v in variants if v.fits(dtype, target))))]
+
+
+def with_split_tail(sizes: tuple[int, ...], tile: ProgramTile, dtype: DType, target: CudaTarget) -> ProgramTile | None:
+    """Return the tile with split terms where the last wave of programs would leave most multiprocessors idle."""
+    batch, m, n, k = sizes
+    down, across = -(-m // tile.rows), -(-n // tile.columns)
+    wave = target.processors * _resident(tile, dtype, target)
+    whole = down * across // wave * wave // across
+    tail = (down - whole) * across
+    parts = next((p for p in (8, 4, 2) if tail * p <= wave and k >= 64 * p), 1)
+    if batch > 1 or tile.parts > 1 or parts == 1 or whole == 0 or tail == 0:
+        return None
+    return replace(tile, parts=parts, joins=True, whole=whole)
 
 
 def promising(tiles: Sequence[ProgramTile]) -> list[ProgramTile]:
@@ -225,12 +241,17 @@ def ranked_tiles(found: Contraction, dtype: DType, target: CudaTarget, is_exact:
 
     `is_exact`: whether operands must not be rounded even if the target allows it.
     """
-    return list(_ranked(_sizes(found), dtype, target, is_exact))
+    return list(_ranked(sizes_of(found), dtype, target, is_exact))
 
 
-def tile_ns(found: Contraction, tile: ProgramTile, dtype: DType, target: CudaTarget) -> float:
-    """Return the estimated time of a tile's programs in nanoseconds, with their launch."""
-    return target.launch_ns + 1e9 * RATIO.get(tile.product, 1.0) * _expected_s(_sizes(found), tile, dtype, target)
+def tile_ns(sizes: tuple[int, ...], tile: ProgramTile, dtype: DType, target: CudaTarget) -> float:
+    """Return the estimated time of a tile's programs in nanoseconds, with their launches."""
+    if tile.whole:
+        batch, m, n, k = sizes
+        begin, rest = tile.whole * tile.rows, replace(tile, whole=0)
+        first_ns = tile_ns((batch, begin, n, k), replace(rest, parts=1), dtype, target)
+        return first_ns + tile_ns((batch, m - begin, n, k), rest, dtype, target)
+    return target.launch_ns + 1e9 * RATIO.get(tile.product, 1.0) * _expected_s(sizes, tile, dtype, target)
 
 
 def _around_ns(group: Group, root: Primitive, target: CudaTarget) -> float:
@@ -240,7 +261,8 @@ def _around_ns(group: Group, root: Primitive, target: CudaTarget) -> float:
     return 1e9 * max(0, all_bytes - own_bytes) / target.l2_bytes_per_s
 
 
-def _sizes(found: Contraction) -> tuple[int, ...]:
+def sizes_of(found: Contraction) -> tuple[int, ...]:
+    """Return the batches, rows, columns and terms of a product."""
     return tuple(map(extent, (found.batch, found.rows, found.columns, found.terms)))
 
 

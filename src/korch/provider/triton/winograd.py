@@ -16,7 +16,7 @@ from korch.cuda.target import CudaTarget
 from korch.primitive.types import DType
 from korch.provider.content import content_version
 from korch.provider.triton.fused import print_kernel
-from korch.provider.triton.product import ProgramTile, product_layouts, promising, ranked_tiles, tile_ns
+from korch.provider.triton.product import ProgramTile, product_layouts, promising, ranked_tiles, sizes_of, tile_ns
 from korch.schedule.contraction import NotFusedError, extent, root_of
 from korch.schedule.device import Blocks
 from korch.schedule.device_winograd import DeviceWinograd
@@ -87,4 +87,8 @@ def _guess_ns(schedule: DeviceWinograd, tile: ProgramTile, target: CudaTarget) -
         extent(axes) for axes in ((*found.batch, *found.rows, *more) for more in (found.terms, found.columns))
     )
     moved_bytes = 2 * DType.F32.size_bytes * numbers
-    return tile_ns(found, tile, DType.F32, target) + 2 * target.launch_ns + 1e9 * moved_bytes / target.l2_bytes_per_s
+    return (
+        tile_ns(sizes_of(found), tile, DType.F32, target)
+        + 2 * target.launch_ns
+        + 1e9 * moved_bytes / target.l2_bytes_per_s
+    )
