@@ -54,6 +54,21 @@ def test_products(name, target, compiler, rng):
     check(TritonProductProvider(), groups.PRODUCTS[name](), target, compiler, rng)
 
 
+@pytest.mark.parametrize(
+    "group",
+    [
+        groups.product("f16[1,4096]", "f16[4096,520]"),
+        groups.product("f32[3,4096]", "f32[4096,520]"),
+        groups.product("f16[128,768]", "f16[768,768]"),
+        groups.product("f16[2048,768]", "f16[768,3072]"),
+        groups.conv("f16[2,64,57,55]", "f16[64,1,3,3]", (1, 1), (1, 1), (1, 1), groups=64),
+    ],
+    ids=["one row", "few rows", "parts", "last wave", "depthwise"],
+)
+def test_variants_with_constant_weights(group, target, compiler, rng):
+    check(TritonProductProvider(), replace(group, constant_inputs=frozenset({1})), target, compiler, rng, least=5)
+
+
 @pytest.mark.parametrize("name", [n for n in groups.PRODUCTS if n in groups.IN_LIBRARY])
 def test_library(name, target, compiler, rng):
     check(TorchProvider(), groups.PRODUCTS[name](), target, compiler, rng)
