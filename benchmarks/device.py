@@ -1,20 +1,29 @@
-"""Compares Korch on a CUDA device with PyTorch, torch.compile, TensorRT and ONNX Runtime, on the benchmark models.
+"""Compares Korch on a CUDA device with PyTorch, torch.compile, TensorRT and ONNX Runtime; only timing needs the device.
 
-    python -m benchmarks.device [--quick] [--seconds 520] [--budget 30] [--jobs 1] [--no-tests]
-                                   [--folder build/gpu] [--output benchmarks/results/gpu.json]
+    python -m benchmarks.device plan       what is missing, and how many minutes of a device it takes
+    python -m benchmarks.device prepare    here: the kernels of rows, as files jobs-N.zip
+    python -m benchmarks.device tests      on the device: the tests that need one
+    python -m benchmarks.device measure    on the device: these kernels, without planning
+    python -m benchmarks.device build      here: plans of the rows whose kernels were measured
+    python -m benchmarks.device time       on the device: rows, with other engines
+    python -m benchmarks.device table      the table
+        [--only KEY,...] [--seconds S] [--folder build/device] [--output benchmarks/results/gpu.json] [--jobs 4]
+        [--kernels N] [--budget S] [--target cuda:sm_90]
+    python -m benchmarks.device --dry-run [--only KEY,...]    all of these steps here, with small models
 
-It runs the tests that need a device, then one configuration after another, each in a separate
-process, until the time of --seconds is used up. The next call continues where this one stopped. A row is
-written after each of its engines; a row that lacks engines is measured again by the next call. With --quick
-it runs two models within 170 seconds. The table is printed last.
+Each step continues where the last call stopped: files in the folder say what is done. It is carried to the device
+and back. Once a device is recorded, give its name to `prepare` and `build`: --target cuda:h200.
 
-With --jobs several configurations are prepared at the same time, but only one at a time is timed.
-Engines are timed interleaved. Eager PyTorch and torch.compile are timed twice: as they are called, which
-includes the host's time if the host is slower than the device, and captured in a CUDA graph (column "+graph").
-Korch and the captured graphs are timed on the device: a few replays between two events, behind a sleep of the
-device. Inputs are not copied. For float16 Korch gets the float32 model and float32 inputs, with
-`--precision float16`; the others get a model in float16. An engine that is not installed, fails or takes too
-long is listed with the reason.
+In a dry run every row passes through the same code with a small model: tensors lie on the CPU, kernels are not compiled
+but run in Triton's interpreter, and times are made up.
+
+In `time` each row has a process, and --jobs rows are prepared at the same time, but only one is timed. A row is written
+after each of its engines. Engines are timed interleaved. Eager PyTorch and torch.compile are timed twice: as they are
+called, which includes the host's time if the host is slower than the device, and captured in a CUDA graph (column
+"+graph"). Korch and the captured graphs are timed on the device: a few replays between two events, behind a sleep of
+the device. Inputs are not copied. For float16 Korch gets the float32 model and float32 inputs, with `--precision
+float16`; the others get a model in float16. Korch's results are compared with those of eager PyTorch in float32. An
+engine that is not installed, fails or takes too long is listed with the reason.
 
 In addition to Python, PyTorch, Triton, onnx and numpy it needs these packages, 45 MB as wheels for
 CPython 3.12 on x86-64: ortools (30 MB) with absl-py, immutabledict, pandas (12 MB), python-
@@ -35,8 +44,11 @@ without network access, download them and build Korch as a wheel (its providers 
 from __future__ import annotations
 
 import argparse
-import copy
+import contextlib
+import io
+import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -44,9 +56,11 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,22 +68,27 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.captured import CLOCK, WARM_UP, Replay, interleaved, locked_capture, peers
+from benchmarks.gpu_rows import Row, all_rows, source_of
+from benchmarks.peers.captured import CLOCK, WARM_UP, Replay, interleaved, peers
+from benchmarks.peers.cuda_engines import onnxruntime, tensorrt
+from korch.ablation import Ablation
+from korch.cuda.compile import CubinCompiler
+from korch.cuda.measure.bulk import measure_jobs
+from korch.cuda.measure.job_file import MOST_BYTES, JobFile, KernelJob
 from korch.cuda.measure.lock import device_lock
+from korch.cuda.runtime.early import early_program
+from korch.cuda.runtime.executable import with_best_schedule
+from korch.errors import KorchError
+from korch.limits import SearchLimits
+from korch.measure.exchange import export_to, import_from, read_rows
+from korch.options import Options
+from korch.pipeline.prepare import build_apart, prepare_model
 
-QUICK_SECONDS = 170.0
 TEST_SECONDS = 170.0
-QUICK_TEST_SECONDS = 50.0
 PEER_SECONDS = 150
 """The longest time, in seconds, that another engine may take to prepare and for its first three runs."""
 
-SIZES = {"efficientvit": {"size": 2048}}
-"""Sizes in the paper's evaluation on a GPU (Korch, section 6) that differ from the default sizes."""
-
-PAPER = ("candy", "segformer", "yolox", "yolov4", "efficientvit")
-TRANSFORMER_NAMES = ("bert", "gpt2", "vit", "llama")
 PACKAGES = ("torch", "triton", "onnx", "numpy", "onnxruntime-gpu", "tensorrt", "ortools")
-
 
 COLUMNS = {
     "korch": "korch",
@@ -82,58 +101,290 @@ COLUMNS = {
 }
 
 
-def main() -> int:
+LEASE_MINUTES = 30.0
+KERNEL_MS = 6.0
+"""The estimated milliseconds to measure a kernel of a few microseconds: see docs/cuda.md."""
+
+REPLAYS = 33
+"""How often a kernel runs that fills more than a sample: three times in each of eleven replays."""
+
+ROW_SECONDS = 60.0
+"""The estimated seconds in which one of --jobs processes prepares and times a row."""
+
+STEPS = ("plan", "prepare", "tests", "measure", "build", "time", "table")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a step."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="two models, no max-autotune")
-    parser.add_argument("--seconds", type=float, help="of the whole call; 520, or 170 if quick")
-    parser.add_argument("--budget", type=float, help="seconds of each search; 30, or 10 if quick")
-    parser.add_argument("--no-tests", action="store_true")
-    parser.add_argument("--folder", type=Path, default=Path("build/gpu"))
+    parser.add_argument("step", nargs="?", choices=STEPS, default="plan")
+    parser.add_argument("--dry-run", action="store_true", help="all steps here, with small models")
+    parser.add_argument("--only", help="rows by their keys, separated by commas; all if not given")
+    parser.add_argument("--seconds", type=float, default=480.0, help="of the whole call")
+    parser.add_argument("--folder", type=Path, default=Path("build/device"))
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/gpu.json"))
-    parser.add_argument("--jobs", type=int, default=1, help="configurations that are prepared at the same time")
-    parser.add_argument("--only", help="configurations as MODEL-PRECISION-BATCH, separated by commas; all if not given")
-    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    args.seconds = args.seconds or (QUICK_SECONDS if args.quick else 520.0)
-    args.budget = args.budget or (10.0 if args.quick else 30.0)
-    if args.one:
-        name, precision, batch, output = args.one
-        measure(name, precision, int(batch), args, Path(output))
-        return 0
-    end_s = time.monotonic() + args.seconds
+    parser.add_argument("--records", type=Path, default=Path("benchmarks/results/gpu-records.gz"))
+    parser.add_argument("--jobs", type=int, default=4, help="rows that are prepared for timing at the same time")
+    parser.add_argument("--kernels", type=int, default=500, help="most kernels that are prepared for a row")
+    parser.add_argument("--budget", type=float, help="seconds to prepare or plan a row; no limit if not given")
+    parser.add_argument("--target", default="cuda:sm_90", help="cuda:sm_90, or cuda:NAME of a recorded device")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    args = parser.parse_args(arguments)
+    args.rows = _rows_of(args.only)
+    args.end_s = time.monotonic() + args.seconds
+    if args.dry_run:
+        return dry_run(args)
     args.folder.mkdir(parents=True, exist_ok=True)
-    if not args.no_tests:
-        _tests(args, end_s)
-    with ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(lambda item: _measure_apart(args, item, end_s), _configurations_of(args)))
-    found = collect(args.folder, args.quick)
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(json.dumps(found, indent=1) + "\n")
-    print(table(found))
+    if args.one:
+        time_row(_rows_of(args.one)[0], args)
+        return 0
+    steps = {"plan": plan, "prepare": prepare, "tests": tests, "measure": measure, "build": build, "time": time_rows}
+    steps.get(args.step, print_table)(args)
     return 0
 
 
-def _configurations_of(args: argparse.Namespace) -> list[tuple[str, str, int]]:
-    """Return the requested configurations: all, or those named by `--only`."""
-    if not args.only:
-        return configurations(args.quick)
-    known = {"-".join(map(str, item)): item for item in configurations(False)}
-    return [known[name] for name in args.only.split(",")]
+def _rows_of(only: str | None) -> list[Row]:
+    known = {row.key: row for row in all_rows()}
+    if unknown := [key for key in (only or "").split(",") if key and key not in known]:
+        sys.exit(f"there is no row {unknown[0]!r}; `python -m benchmarks.device plan` lists them")
+    return [known[key] for key in only.split(",")] if only else list(known.values())
 
 
-def _measure_apart(args: argparse.Namespace, item: tuple[str, str, int], end_s: float) -> None:
-    """Measure a configuration in a separate process, if its row is incomplete and enough time is left."""
-    name, precision, batch = item
-    path = _path(args.folder, args.quick, name, precision, batch)
-    left_s = end_s - time.monotonic()
-    if _is_whole(path) or left_s < args.budget + 20:
+def dry_run(args: argparse.Namespace) -> int:
+    """Take all rows through all steps with small models, on a device that is not there."""
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+    from benchmarks.peers import captured
+    from tests.support.fake_cuda import fake_cuda
+
+    captured.ROUNDS = captured.RUNS = 1  # times are made up
+    failed = []
+    with tempfile.TemporaryDirectory() as folder, fake_cuda(compiles=False):
+        args.folder = Path(folder)
+        args.output, args.records, args.jobs = args.folder / "gpu.json", args.folder / "records.gz", 1
+        args.seconds, args.end_s, args.kernels = math.inf, math.inf, DRY_KERNELS
+        wanted = args.rows
+        for number, row in enumerate(wanted, 1):
+            args.rows, args.target = [row], "cuda:sm_90"
+            try:
+                with contextlib.redirect_stdout(io.StringIO()):
+                    prepare(args)
+                    measure(args)
+                    args.target = "cuda:h200"
+                    build(args)
+                    time_row(row, args)
+            except Exception:  # noqa: BLE001 - the other rows are tried all the same
+                traceback.print_exc()
+            found = {"engines": {}, "is_whole": False, **_read(_path(args, row))}
+            engines = {name: engine.get("failure", "timed") for name, engine in found["engines"].items()}
+            error = found.get("korch", {}).get("max_error", math.inf)
+            failed += [] if found["is_whole"] and error <= DRY_ERROR[row.precision] else [row.key]
+            texts = "; ".join(f"{name}: {text[:80]}" for name, text in engines.items())
+            kernels = _prepared(args).get(row.key, {}).get("added")
+            print(f"{number}/{len(wanted)} {row.key}: {kernels} kernels, error {error:.1e}; {texts}", flush=True)
+        args.rows, args.target = wanted, "cuda:sm_90"
+        plan(args)
+        print_table(args)
+    print(f"{len(wanted) - len(failed)} of {len(wanted)} rows are right" + "".join(f"\n{key}" for key in failed))
+    return 1 if failed else 0
+
+
+DRY_KERNELS = 1
+"""Only the kernels of the best plan by estimates are measured."""
+
+DRY_ERROR = {"tf32": 2e-2, "float16": 2e-2, "float32": 1e-4}
+"""The largest errors that Korch's results may have in a dry run, relative to the largest element."""
+
+
+# What is done, and what is missing.
+
+
+def plan(args: argparse.Namespace) -> None:
+    """Print what is missing, and the minutes that a device needs for it."""
+    known, done, plans = _prepared(args), _measured(args), _plans(args)
+    left = {name: sum(job.key not in done for job in jobs) for name, jobs in _jobs(args).items()}
+    seconds = {name: _seconds_of([job for job in jobs if job.key not in done]) for name, jobs in _jobs(args).items()}
+    untimed = [row for row in args.rows if not _is_whole(_path(args, row))]
+    ready = [row for row in untimed if "predicted_ms" in plans.get(row.key, {})]
+    print(f"{len(args.rows)} rows: {len([r for r in args.rows if 'added' in known.get(r.key, {})])} prepared, ", end="")
+    print(f"{len([r for r in args.rows if 'predicted_ms' in plans.get(r.key, {})])} planned, ", end="")
+    print(f"{len(args.rows) - len(untimed)} timed")
+    for row in args.rows:
+        found = known.get(row.key, {"failure": "not prepared"})
+        text = found.get("failure") or (
+            f"{found['added']} kernels of {found['candidates']} candidates, {found['known']} known before, "
+            f"{found['left']} left"
+        )
+        print(f"  {row.key}: {text}; {plans.get(row.key, {}).get('failure', '')}".rstrip("; "))
+    steps = [("tests", TEST_SECONDS * (not (args.folder / "tests.txt").exists()), "failures are printed first")]
+    steps += [(f"measure {name}", seconds[name], f"{left[name]} kernels, {_mib(args.folder / name)}") for name in left]
+    steps += [("time", ROW_SECONDS * len(ready) / args.jobs, f"{len(ready)} rows in {args.jobs} processes")]
+    total_s = 0.0
+    for name, step_s, text in steps:
+        total_s += step_s
+        print(f"{name:24} {step_s / 60:6.1f} min, {total_s / 60:6.1f} so far: {text}")
+    print(
+        f"a device is lent for {LEASE_MINUTES:.0f} minutes: this takes {math.ceil(total_s / 60 / LEASE_MINUTES)} times"
+    )
+
+
+def _seconds_of(jobs: Sequence[KernelJob]) -> float:
+    """Return the estimated seconds to measure some jobs."""
+    return sum(KERNEL_MS / 1e3 + REPLAYS * job.guess_ns / 1e9 * (job.guess_ns > LONG_NS) for job in jobs)
+
+
+LONG_NS = 83_000
+"""Three runs of a longer kernel take more than a sample."""
+
+
+def _jobs(args: argparse.Namespace) -> dict[str, list[KernelJob]]:
+    """Return the jobs of each file."""
+    files = sorted(args.folder.glob("jobs-*.zip"))
+    return {f.name: [job for jobs, _ in JobFile(f).batches(with_cubins=False) for job in jobs] for f in files}
+
+
+def _measured(args: argparse.Namespace) -> set[str]:
+    """Return the keys of the jobs that have a record."""
+    path = args.folder / RECORDS
+    return {row[2] for row in read_rows(path) if row[0] == "records"} if path.exists() else set()
+
+
+RECORDS = "records.jsonl"
+
+
+def _prepared(args: argparse.Namespace) -> dict[str, Any]:
+    return _read(args.folder / "prepared.json")
+
+
+def _plans(args: argparse.Namespace) -> dict[str, Any]:
+    return _read(args.folder / "plans.json")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return found
+
+
+def _note(path: Path, row: Row, found: Mapping[str, Any]) -> None:
+    """Add what is known of a row to a file."""
+    path.write_text(json.dumps({**_read(path), row.key: found}, indent=1))
+    print(f"{row.key}: {dict(found)}", flush=True)
+
+
+def _mib(path: Path) -> str:
+    return f"{path.stat().st_size / 2**20:.1f} MiB"
+
+
+def _path(args: argparse.Namespace, row: Row) -> Path:
+    return Path(args.folder / f"{row.key}.json")
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether a row exists and all of its engines were tried."""
+    return bool(_read(path).get("is_whole"))
+
+
+# Steps without a device.
+
+
+def options_of(row: Row, args: argparse.Namespace) -> Options:
+    """Return Korch's options for a row; in a dry run, there are few candidates."""
+    found = Options(
+        target=args.target, precision=row.precision, budget_s=args.budget, cache_folder=args.folder / "cache"
+    )
+    return replace(found, search=DRY_LIMITS, ablation=DRY_METHOD) if args.dry_run else found
+
+
+DRY_LIMITS, DRY_METHOD = SearchLimits(max_primitives=3), Ablation(rules="none", layouts="plain")
+
+
+def prepare(args: argparse.Namespace) -> None:
+    """Add the kernels of rows to files of jobs; rows that were prepared for the same target are left out."""
+    for row in args.rows:
+        if time.monotonic() > args.end_s:
+            return
+        if _prepared(args).get(row.key, {}).get("target") == args.target:
+            continue
+        begun_s, file = time.monotonic(), _file_with_room(args.folder)
+        try:
+            model, _ = source_of(row, args.dry_run)
+            found = asdict(prepare_model(model, options_of(row, args), {}, file, args.kernels))
+        except (KorchError, ImportError) as error:
+            found = {"failure": f"{type(error).__name__}: {error}"[:600]}
+        about = {"target": args.target, "file": file.path.name, "seconds": round(time.monotonic() - begun_s)}
+        _note(args.folder / "prepared.json", row, {**found, **about})
+
+
+def _file_with_room(folder: Path) -> JobFile:
+    """Return the first file that is not nearly full."""
+    for number in itertools.count():
+        path = folder / f"jobs-{number}.zip"
+        if not path.exists() or path.stat().st_size < 0.9 * MOST_BYTES:
+            return JobFile(path)
+    raise AssertionError("numbers do not end")
+
+
+def build(args: argparse.Namespace) -> None:
+    """Import the records, plan the rows, and export the records with the plans for `time`."""
+    import_from(args.folder / "cache", [path for path in (args.folder / RECORDS, args.records) if path.exists()])
+    for row in args.rows:
+        if time.monotonic() > args.end_s:
+            break
+        try:
+            report = build_apart(source_of(row, args.dry_run)[0], options_of(row, args), {}).report
+        except (KorchError, ImportError) as error:
+            found: dict[str, Any] = {"failure": f"{type(error).__name__}: {error}"[:600]}
+        else:
+            found = {"predicted_ms": report.predicted_ms, "kernels": report.kernels, "seconds": report.seconds}
+        _note(args.folder / "plans.json", row, found)
+    export_to(args.folder / "cache", args.records)
+
+
+# Steps on a device.
+
+
+def tests(args: argparse.Namespace) -> None:
+    """Run the tests that need a device, unless the folder has their output; write the end of the output to it."""
+    path = args.folder / "tests.txt"
+    if path.exists():
         return
-    command = ["--one", name, precision, str(batch), str(path), "--budget", str(args.budget)]
-    command += ["--folder", str(args.folder)]
-    command += ["--quick"] * args.quick
+    # Warnings of other packages are ignored in these tests.
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider"]
+    command += ["-W", "default", "tests/gpu"]
+    if find_spec("xdist") is not None:  # most of the time is spent by the compiler, on the host
+        command += ["-n", "4"]
+    limit_s = min(TEST_SECONDS, args.end_s - time.monotonic())
+    ended, text = _run(command, limit_s, is_kept=True)
+    if ended == "out of time":
+        text += f"\nout of time after {limit_s:.0f} s"
+    path.write_text(text[-20000:])
+    print(text[-3000:], flush=True)
+
+
+def measure(args: argparse.Namespace) -> None:
+    """Measure the kernels of all files of jobs."""
+    for path in sorted(args.folder.glob("jobs-*.zip")):
+        left_s = args.end_s - time.monotonic()
+        if left_s > 0:
+            tell = partial(print, flush=True)
+            print(measure_jobs(path, args.folder / RECORDS, None if math.isinf(left_s) else left_s, tell))
+
+
+def time_rows(args: argparse.Namespace) -> None:
+    """Time the rows that are incomplete, each in a process of its own."""
+    if args.records.exists():
+        import_from(args.folder / "cache", [args.records])
+    with ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(lambda row: _time_apart(row, args), args.rows))
+    print_table(args)
+
+
+def _time_apart(row: Row, args: argparse.Namespace) -> None:
     begun_s = time.monotonic()
-    ended = _run([sys.executable, "-m", "benchmarks.device", *command], left_s)[0]
-    print(f"{path.stem}: {ended}, {time.monotonic() - begun_s:.0f} s", flush=True)
+    if _is_whole(_path(args, row)) or args.end_s - begun_s < ROW_SECONDS:
+        return
+    command = [sys.executable, "-m", "benchmarks.device", "--one", row.key, "--folder", str(args.folder)]
+    ended = _run(command, args.end_s - begun_s)[0]
+    print(f"{row.key}: {ended}, {time.monotonic() - begun_s:.0f} s", flush=True)
 
 
 def _run(command: list[str], limit_s: float, is_kept: bool = False) -> tuple[str, str]:
@@ -148,124 +399,90 @@ def _run(command: list[str], limit_s: float, is_kept: bool = False) -> tuple[str
         return "out of time", text or ""
 
 
-def _path(folder: Path, quick: bool, name: str, precision: str, batch: int) -> Path:
-    return folder / f"{name}-{precision}-{batch}{'-quick' * quick}.json"
-
-
-def _is_whole(path: Path) -> bool:
-    """Return whether a row exists and all of its engines were tried."""
-    return path.exists() and json.loads(path.read_text("utf-8"))["is_whole"]
-
-
-def configurations(quick: bool) -> list[tuple[str, str, int]]:
-    """Return model, precision and batch of each configuration, the most important ones first."""
-    if quick:
-        return [("candy", "tf32", 1), ("yolox", "tf32", 1)]
-    found = [(name, precision, 1) for precision in ("tf32", "float16") for name in PAPER]
-    found += [
-        (name, precision, batch) for batch in (1, 16) for precision in ("float16", "tf32") for name in TRANSFORMER_NAMES
-    ]
-    return [*found, *((name, "float32", 1) for name in PAPER)]
-
-
-def _tests(args: argparse.Namespace, end_s: float) -> None:
-    """Run the tests that need a device, unless the folder has their output; write the end of the output to it."""
-    path = args.folder / "tests.txt"
-    if path.exists():
-        return
-    # Warnings of other packages are ignored in these tests.
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:randomly",
-        "-p",
-        "no:cacheprovider",
-        "-W",
-        "default",
-        "tests/gpu",
-    ]
-    if find_spec("xdist") is not None:  # most of the time is spent by the compiler, on the host
-        command += ["-n", "4"]
-    limit_s = QUICK_TEST_SECONDS if args.quick else TEST_SECONDS
-    ended, text = _run(command, min(limit_s, end_s - time.monotonic()), is_kept=True)
-    if ended == "out of time":
-        text += f"\nout of time after {limit_s:.0f} s"
-    path.write_text(text[-20000:])
-    print(text[-3000:], flush=True)
-
-
-def options_of(precision: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of `korch.optimize` for the models of one precision."""
-    return {"target": "cuda", "precision": precision, "budget": args.budget, "cache_folder": args.folder / "cache"}
-
-
-def _empty_row(name: str, precision: str, batch: int, device: str) -> dict[str, Any]:
+def _empty_row(row: Row, device: str) -> dict[str, Any]:
     versions = {package: _version(package) for package in PACKAGES}
-    return {
-        "model": name,
-        "precision": precision,
-        "batch": batch,
-        "is_whole": False,
-        "engines": {},
-        "clock": CLOCK,
-        "device": {"name": device, "versions": versions},
-    }
+    about = {"model": row.model, "precision": row.precision, "batch": row.batch, "clock": CLOCK}
+    return {**about, "is_whole": False, "engines": {}, "device": {"name": device, "versions": versions}}
 
 
-def measure(name: str, precision: str, batch: int, args: argparse.Namespace, output: Path) -> None:
-    """Optimize a model, time it interleaved with the other engines, and write the row after each engine."""
+def time_row(row: Row, args: argparse.Namespace) -> None:
+    """Time a row's plan interleaved with the other engines, and write the row after each engine."""
     import torch
 
-    import korch
-
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.benchmark = True
-    module, inputs, model = _model(name, batch, "cuda")
-    if precision == "float16":
-        module.half()
-        inputs = [t.half() if t.is_floating_point() else t for t in inputs]
-    row = _empty_row(name, precision, batch, torch.cuda.get_device_name(0))
+    model, make_module = source_of(row, args.dry_run)
+    module, inputs = make_module()
+    module, inputs = module.to("cuda"), [tensor.to("cuda") for tensor in inputs]
+    found = _empty_row(row, torch.cuda.get_device_name(0))
+    args.target = f"cuda:{torch.cuda.get_device_name(0)}"
 
-    def korch_run() -> Callable[[], Any]:
-        begun_s = time.monotonic()
-        found = korch.optimize(*model, **options_of(precision, args))
-        executable = getattr(found, "flat", found)
-        row["korch"] = _describe(executable, time.monotonic() - begun_s)
-        return Replay(executable.bind())
+    def korch_run() -> Replay:
+        return _korch(torch, (model, options_of(row, args)), (module, inputs), found)
 
-    engines: dict[str, Callable[[], Callable[[], Any]]] = {
-        "korch": korch_run,
-        **peers(torch, module, inputs, args.quick),
-        "tensorrt": lambda: _tensorrt(module, model[0], inputs, precision),
-        "onnxruntime": lambda: _onnxruntime(model[0], inputs, precision),
-    }
-    runs: dict[str, Callable[[], Any]] = {}
     with torch.no_grad():
-        for engine, prepare in engines.items():
-            begun_s = time.monotonic()
-            try:
-                with _limit(None if engine.startswith("korch") else PEER_SECONDS):
-                    run = prepare()
-                    with device_lock():  # libraries time kernels in first runs
-                        for _ in range(WARM_UP):
-                            run()
-                        torch.cuda.synchronize()
-            except Exception as error:  # noqa: BLE001 - the others are measured all the same
-                if engine.startswith("korch"):
-                    traceback.print_exc()
-                text = f"{type(error).__name__}: {error}"[:600]
-                row["engines"][engine] = {"failure": text}
-            else:
-                runs[engine] = run
-                row["engines"][engine] = {"prepare_s": time.monotonic() - begun_s}
-                for other, times_ms in interleaved(torch, runs).items():
-                    row["engines"][other]["times_ms"] = times_ms
-            row["is_whole"] = engine == list(engines)[-1]
-            output.write_text(json.dumps(row, indent=1))
+        runs: dict[str, Callable[[], Any]] = {}
+        _time_engine(torch, "korch", korch_run, runs, found)
+        torch.backends.cuda.matmul.allow_tf32 = row.precision == "tf32"
+        torch.backends.cudnn.allow_tf32 = row.precision == "tf32"
+        if row.precision == "float16":
+            module.half()
+            inputs = [t.half() if t.is_floating_point() else t for t in inputs]
+        engines: dict[str, Callable[[], Callable[[], Any]]] = {
+            **peers(torch, module, inputs, args.dry_run),
+            "tensorrt": lambda: tensorrt(module, model, inputs, row.precision),
+            "onnxruntime": lambda: onnxruntime(model, inputs, row.precision),
+        }
+        for engine, prepare_engine in engines.items():
+            _time_engine(torch, engine, prepare_engine, runs, found)
+            found["is_whole"] = engine == list(engines)[-1]
+            _path(args, row).write_text(json.dumps(found, indent=1))
+
+
+def _korch(torch: Any, asked: tuple[Any, Options], peer: tuple[Any, list[Any]], found: dict[str, Any]) -> Replay:
+    """Return a run of the plan of a row, after comparing its results with those of a module in float32."""
+    begun_s = time.monotonic()
+    model, options = asked
+    module, inputs = peer
+    program = build_apart(model, options, {})
+    compiler = CubinCompiler(program.arch, options.cache_folder)
+    try:
+        executable = with_best_schedule(program, early_program(program, compiler))
+    finally:
+        compiler.close()
+    bound = executable.bind(inputs)
+    bound.replay()
+    torch.cuda.synchronize()
+    wanted = module(*inputs)
+    wanted = list(wanted) if isinstance(wanted, tuple | list) else [wanted]
+    error = max(
+        float((got.double() - want.double()).abs().max() / want.double().abs().max())
+        for got, want in zip(bound.outputs, wanted, strict=False)
+    )
+    found["korch"] = {**_describe(executable, time.monotonic() - begun_s), "max_error": error}
+    return Replay(bound)
+
+
+def _time_engine(
+    torch: Any, name: str, prepare_engine: Callable[[], Any], runs: dict[str, Any], found: dict[str, Any]
+) -> None:
+    """Prepare an engine, and time it with those that are ready."""
+    begun_s = time.monotonic()
+    try:
+        with _limit(None if name == "korch" else PEER_SECONDS):
+            run = prepare_engine()
+            with device_lock():  # libraries time kernels in first runs
+                for _ in range(WARM_UP):
+                    run()
+                torch.cuda.synchronize()
+    except Exception as error:  # noqa: BLE001 - the others are measured all the same
+        if name == "korch":
+            traceback.print_exc()
+        found["engines"][name] = {"failure": f"{type(error).__name__}: {error}"[:600]}
+        return
+    runs[name] = run
+    found["engines"][name] = {"prepare_s": time.monotonic() - begun_s}
+    for other, times_ms in interleaved(torch, runs).items():
+        found["engines"][other]["times_ms"] = times_ms
 
 
 @contextmanager
@@ -282,111 +499,6 @@ def _limit(seconds: int | None) -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-
-
-def _model(name: str, batch: int, device: str) -> tuple[Any, list[Any], tuple[Any, ...]]:
-    """Return a module on a device, its inputs, and the arguments for `korch.optimize`."""
-    import torch
-
-    if name in PAPER:
-        from benchmarks.models import build
-        from benchmarks.peers.torch_operators.module import load_module
-        from korch.inputs import random_inputs
-
-        model = build(name, **SIZES.get(name, {}))
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / f"{name}.onnx"
-            path.write_bytes(model.SerializeToString())
-            arrays = random_inputs(path)
-            module = load_module(path, {n: a.shape for n, a in arrays.items()})
-        inputs = [torch.from_numpy(a).to(device) for a in arrays.values()]
-        return module.to(device).eval(), inputs, (model,)
-    from benchmarks.models.transformers import TRANSFORMERS
-
-    if not TRANSFORMERS:
-        raise ImportError("the package transformers is not installed")
-    original, example = TRANSFORMERS[name].build()
-    example = {k: t.expand(batch, *t.shape[1:]).contiguous() for k, t in example.items()}
-
-    class Flat(torch.nn.Module):  # type: ignore[misc]
-        """Takes tensors in order and returns the first result."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = original
-
-        def forward(self, *tensors: Any) -> Any:
-            """Run the model."""
-            found = self.inner(**dict(zip(example, tensors, strict=True)))
-            return found[0]
-
-    module = Flat().eval()
-    inputs = [t.to(device) for t in example.values()]
-    # Korch exports on the CPU; the exported program shares the module's weights, so a copy goes to the device.
-    exported = torch.export.export(module, tuple(example.values()), strict=False)
-    return copy.deepcopy(module).to(device), inputs, (exported,)
-
-
-def _tensorrt(module: Any, model: Any, inputs: list[Any], precision: str) -> Callable[[], Any]:
-    """Return a run of the module compiled by TensorRT, through torch_tensorrt or, if that is missing, through ONNX.
-
-    Raises:
-        ImportError: no package for this model and precision is installed.
-    """
-    import torch
-
-    try:
-        import torch_tensorrt
-    except ImportError:
-        if precision == "float16" or not hasattr(model, "SerializeToString"):
-            raise
-        return _tensorrt_of_onnx(model, inputs, precision == "tf32")
-
-    kind = torch.float16 if precision == "float16" else torch.float32
-    with device_lock():
-        compiled = torch_tensorrt.compile(
-            module, ir="dynamo", inputs=inputs, enabled_precisions={kind}, disable_tf32=precision == "float32"
-        )
-    return lambda: compiled(*inputs)
-
-
-def _tensorrt_of_onnx(model: Any, inputs: list[Any], allow_tf32: bool) -> Callable[[], Any]:
-    """Return a run that replays a CUDA graph of the TensorRT engine of an ONNX model."""
-    import torch
-
-    from korch.cuda.engine import TensorRtEngine, build_engine
-
-    outputs = [
-        torch.empty([d.dim_value for d in o.type.tensor_type.shape.dim], device="cuda") for o in model.graph.output
-    ]
-    names = [item.name for item in (*model.graph.input, *model.graph.output)]
-    with device_lock():
-        engine = TensorRtEngine(build_engine(model.SerializeToString(), allow_tf32), names)
-    tensors = [t.reshape(-1).view(torch.uint8) for t in (*inputs, *outputs)]
-    return locked_capture(torch, lambda: engine.run(tensors, len(inputs), torch.cuda.current_stream().cuda_stream))
-
-
-def _onnxruntime(model: Any, inputs: list[Any], precision: str) -> Callable[[], Any]:
-    """Return a run of the model by ONNX Runtime's CUDA provider, its tensors on the device.
-
-    Raises:
-        RuntimeError: the CUDA provider is missing, or the model is not an ONNX model of float32.
-    """
-    import onnxruntime
-
-    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        raise RuntimeError("this ONNX Runtime has no CUDA provider")
-    if precision == "float16" or not hasattr(model, "SerializeToString"):
-        raise RuntimeError("it is run on ONNX models of float32 only")
-    options = {"use_tf32": int(precision == "tf32"), "cudnn_conv_algo_search": "EXHAUSTIVE"}
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=[("CUDAExecutionProvider", options)])
-    binding = session.io_binding()
-    for described, tensor in zip(session.get_inputs(), inputs, strict=True):
-        kind = str(tensor.dtype).removeprefix("torch.")
-        binding.bind_input(described.name, "cuda", 0, np.dtype(kind), tuple(tensor.shape), tensor.data_ptr())
-    for described in session.get_outputs():
-        binding.bind_output(described.name, "cuda")
-    return lambda: session.run_with_iobinding(binding)
 
 
 def _describe(executable: Any, seconds: float) -> dict[str, Any]:
@@ -425,13 +537,16 @@ def _describe(executable: Any, seconds: float) -> dict[str, Any]:
     return {"seconds": seconds, **schedule, **{key: plain(getattr(report, key)) for key in kept}, "steps": kernels}
 
 
-def collect(folder: Path, quick: bool) -> dict[str, Any]:
-    """Return all rows of a folder, with the last line of the tests."""
-    paths = [_path(folder, quick, *item) for item in configurations(False)]
-    rows = [json.loads(path.read_text("utf-8")) for path in paths if path.exists()]
-    tests = folder / "tests.txt"
-    lines = tests.read_text("utf-8").strip().splitlines() if tests.exists() else []
-    return {"tests": lines[-1] if lines else "not run", "cpu_cores": os.cpu_count(), "rows": rows}
+def print_table(args: argparse.Namespace) -> None:
+    """Write all rows of the folder to the file of results, and print them; the results are kept if there are none."""
+    rows = [_read(path) for row in all_rows() if (path := _path(args, row)).exists()]
+    path = args.folder / "tests.txt"
+    lines = path.read_text("utf-8").strip().splitlines() if path.exists() else []
+    found = {"tests": lines[-1] if lines else "not run", "cpu_cores": os.cpu_count(), "rows": rows}
+    if rows:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        args.output.write_text(json.dumps(found, indent=1) + "\n")
+    print(table(found))
 
 
 def table(found: dict[str, Any]) -> str:

@@ -28,11 +28,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 from korch.backend import open_meter
 from korch.candidate.candidate import Candidate
+from korch.cuda.measure.job_file import JobFile
 from korch.measure.record import Measured
 from korch.options import Options
 from korch.pipeline import Run, front, untold
+from korch.pipeline.prepare import Prepared, add_kernels
 from korch.search.instance import Answers
 from korch.segments.block_task import prepare
+from korch.system.deadline import Deadline
 
 Build = Callable[[], onnx.ModelProto]
 
@@ -133,7 +136,8 @@ def main() -> int:
     parser.add_argument("--cases", default="", help="parts of their names; all if empty")
     parser.add_argument("--precisions", default="float16,tf32,float32")
     parser.add_argument("--seconds", type=float, default=120.0, help="no case begins after this time")
-    parser.add_argument("--target", default="cuda", help="cuda:sm_90 counts kernels without a device")
+    parser.add_argument("--target", default="cuda", help="cuda:sm_90, or cuda:NAME for the records of a device")
+    parser.add_argument("--add-to", type=Path, help="add the kernels to this file, for `korch measure`")
     parser.add_argument("--cache", type=Path, default=Path("build/gpu/cache"))
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
@@ -147,15 +151,20 @@ def main() -> int:
                 is_wanted = not args.cases or any(part in name for part in args.cases.split(","))
                 if not is_wanted or precision not in case.precisions or time.monotonic() > end_s:
                     continue
-                found["rows"].append(measure(name, case, precision, meter, options))
+                found["rows"].append(measure(name, case, precision, meter, options, args.add_to))
                 print(line(found["rows"][-1]), flush=True)
                 if args.output is not None:
                     args.output.write_text(json.dumps(found, indent=1) + "\n")
     return 0
 
 
-def measure(name: str, case: Case, precision: str, meter: Any, options: Options) -> dict[str, Any]:
-    """Return a case's row: the times of all kernels that compute the whole case, casts at its ends aside."""
+def measure(
+    name: str, case: Case, precision: str, meter: Any, options: Options, add_to: Path | None = None
+) -> dict[str, Any]:
+    """Return a case's row: the times of all kernels that compute the whole case, casts at its ends aside.
+
+    `add_to`: the file of jobs to which the kernels are added.
+    """
     model = case.build()
     partition, _ = front(Run(options, {}, untold, model))
     kernels: list[Candidate] = []
@@ -168,6 +177,9 @@ def measure(name: str, case: Case, precision: str, meter: Any, options: Options)
             wanted |= set(primitive.inputs) if primitive.op in ROUNDS and primitive.output in wanted else set()
         kernels = [c for c in task.candidates if c.group.outputs[0] in wanted and given >= set(c.group.inputs)]
         kernels = [c for c in kernels if any(graph.primitives[p].op not in ROUNDS for p in c.group.primitives)]
+    if add_to is not None:
+        found = Prepared(len(kernels), len(kernels))
+        add_kernels(kernels, meter, JobFile(add_to), found, len(kernels), Deadline())
     if not meter.target.is_nominal:
         meter.measure(kernels)
     times: list[dict[str, Any]] = []
@@ -185,7 +197,7 @@ def measure(name: str, case: Case, precision: str, meter: Any, options: Options)
             }
         )
     row = {"case": name, "precision": precision, "flop": case.flop, "kernels": times}
-    peer = None if meter.target.is_nominal else torch_us(name, precision)
+    peer = torch_us(name, precision) if options.target == "cuda" else None
     return {**row, "torch_us": peer}
 
 

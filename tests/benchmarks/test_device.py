@@ -1,23 +1,29 @@
-"""The suite for CUDA devices without a device: what it resumes, records and prints."""
+"""The script for CUDA devices without a device: what it prepares, resumes, plans and prints."""
 
 from __future__ import annotations
 
-import argparse
 import json
+import subprocess
+import sys
 import time
 from importlib.util import find_spec
 
 import pytest
 
-from benchmarks import device
-from korch.options import Options
+pytest.importorskip("torch")
+
+from benchmarks import device, gpu_rows
+from benchmarks.gpu_rows import Row, all_rows
+from benchmarks.models.transformers import NAMES
+from benchmarks.paper import BLOCKS
+from korch.cuda.measure.job_file import JobFile, KernelJob
 
 
 def row(name, whole, **engines):
-    return {**device._empty_row(name, "tf32", 1, "H200"), "is_whole": whole, "engines": engines}
+    return {**device._empty_row(Row(name, "tf32", 1), "H200"), "is_whole": whole, "engines": engines}
 
 
-def test_the_table_has_medians_ratios_and_reasons(tmp_path):
+def test_the_table_has_medians_ratios_and_reasons(tmp_path, capsys):
     rows = [
         row(
             "candy",
@@ -30,31 +36,51 @@ def test_the_table_has_medians_ratios_and_reasons(tmp_path):
     ]
     rows[0]["clock"] = "an older one"
     for item in rows:
-        device._path(tmp_path, True, item["model"], "tf32", 1).write_text(json.dumps(item))
+        (tmp_path / f"{item['model']}-tf32-1.json").write_text(json.dumps(item))
     (tmp_path / "tests.txt").write_text("...\n12 passed in 3 s\n")
-    text = device.table(device.collect(tmp_path, quick=True))
-    first, head, candy, yolox, mean = text.splitlines()
+    device.main(["table", "--folder", str(tmp_path), "--output", str(tmp_path / "gpu.json")])
+    first, head, candy, yolox, mean = capsys.readouterr().out.splitlines()
     assert first == "tests: 12 passed in 3 s" and "compile" in head
     end = ["2.00", "(2.00-2.00)", "(timed", "otherwise)"]
     assert candy.split() == ["candy", "tf32", "1", "1.000", "4.000", "-", "2.500", "2.000", "-", "-", *end]
     assert "no device" in yolox and "not all engines" in yolox and "otherwise" not in yolox
     assert mean == "geometric mean, tf32 x1: 2.00 over 1"
+    assert len(json.loads((tmp_path / "gpu.json").read_text())["rows"]) == 2
 
 
-def test_only_whole_rows_are_not_done_again(tmp_path):
-    path = device._path(tmp_path, False, "candy", "tf32", 1)
-    assert not device._is_whole(path)
-    path.write_text(json.dumps(row("candy", False)))
-    assert not device._is_whole(path)
-    path.write_text(json.dumps(row("candy", True)))
-    assert device._is_whole(path)
+def test_the_plan_says_what_is_missing(tmp_path, capsys):
+    file = JobFile(tmp_path / "jobs-0.zip")
+    jobs = [KernelJob("short", {"launches": []}, 2000), KernelJob("long", {"launches": []}, 10**9)]
+    assert file.add(jobs, {}, 90, "3")
+    (tmp_path / "prepared.json").write_text(
+        json.dumps({"candy-tf32-1": {"added": 2, "candidates": 9, "known": 1, "left": 4}})
+    )
+    (tmp_path / "plans.json").write_text(json.dumps({"candy-tf32-1": {"predicted_ms": 0.4}}))
+    device.main(["plan", "--folder", str(tmp_path), "--only", "candy-tf32-1,bert-tf32-1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        "2 rows: 1 prepared, 1 planned, 0 timed",
+        "  candy-tf32-1: 2 kernels of 9 candidates, 1 known before, 4 left",
+        "  bert-tf32-1: not prepared",
+    ]
+    assert [line.split()[:4] for line in lines[3:6]] == [
+        ["tests", "2.8", "min,", "2.8"],
+        ["measure", "jobs-0.zip", "0.6", "min,"],
+        ["time", "0.2", "min,", "3.6"],
+    ]
+    assert lines[6] == "a device is lent for 30 minutes: this takes 1 times"
 
 
-def test_the_papers_models_and_the_transformers_are_in_it():
-    found = device.configurations(quick=False)
-    assert len(found) == len(set(found)) == 31
-    assert {(p, b) for name, p, b in found if name == "bert"} == {(p, b) for p in ("tf32", "float16") for b in (1, 16)}
-    assert device.SIZES["efficientvit"] == {"size": 2048}
+def test_the_rows_are_those_of_the_table():
+    rows = all_rows()
+    assert len(rows) == len({row.key for row in rows}) == 9 * 3 * 2 + 3 * len(BLOCKS) == 72
+    assert gpu_rows.TINY_BLOCKS.keys() == BLOCKS.keys()
+    assert gpu_rows.SIZES["efficientvit", 1] == {"size": 2048}
+
+
+def test_an_unknown_row_is_refused():
+    with pytest.raises(SystemExit, match="there is no row 'cndy'"):
+        device.main(["plan", "--only", "cndy"])
 
 
 def test_a_command_that_takes_too_long_ends_with_its_children():
@@ -70,16 +96,20 @@ def test_an_engine_has_a_limit():
         pass
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
-def test_a_model_is_a_module_with_its_inputs(monkeypatch):
-    monkeypatch.setattr(device, "PAPER", ("tiny_candy",))
-    module, inputs, (model,) = device._model("tiny_candy", 1, "cpu")
-    (found,) = module(*inputs)
-    assert found.dim() == 4 and model.graph.node
+@pytest.mark.parametrize("row", [row for row in all_rows() if row.precision == "tf32"], ids=lambda row: row.key)
+def test_a_row_has_a_model_and_a_module(row):
+    if row.model in NAMES and find_spec("transformers") is None:
+        pytest.skip("needs transformers")
+    _, make = gpu_rows.source_of(row, is_tiny=True)
+    module, inputs = make()
+    outputs = module(*inputs)
+    first = outputs[0] if isinstance(outputs, tuple | list) else outputs
+    batch = gpu_rows.TINY_BATCH if row.batch > 1 or row.model.endswith("batch 16") else 1
+    assert first.shape[0] == inputs[0].shape[0] == batch
 
 
-@pytest.mark.parametrize("precision", sorted({precision for _, precision, _ in device.configurations(quick=False)}))
-def test_korch_takes_the_options_of_each_precision(precision, tmp_path):
-    chosen = device.options_of(precision, argparse.Namespace(budget=60.0, folder=tmp_path))
-    chosen["budget_s"] = chosen.pop("budget")
-    assert Options(**chosen).precision == precision
+@pytest.mark.long
+def test_a_row_passes_through_all_steps():
+    command = [sys.executable, "-m", "benchmarks.device", "--dry-run", "--only", "softmax-attention-tf32-1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.endswith("1 of 1 rows are right\n"), done.stdout + done.stderr

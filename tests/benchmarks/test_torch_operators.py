@@ -89,6 +89,7 @@ CASES = [
     ),
     ("Resize", [X, "", np.array([1, 1, 2, 3], np.float32)], {}),
     ("Resize", [X, "", "", _ints(1, 4, 9, 4)], {"mode": "linear"}),
+    ("Resize", [X, "", np.array([1, 1, 2, 3], np.float32)], {"mode": "cubic"}),
     (
         "Resize",
         [X, "", np.array([1, 1, 1.5, 2], np.float32)],
@@ -180,7 +181,12 @@ def test_each_translator_is_tested():
     [
         ("Conv", [X, _floats(8, 4, 3, 3)], {"auto_pad": "SAME_UPPER"}, "auto_pad='SAME_UPPER'"),
         ("Pad", [X, _ints(0, 0, 1, 1, 0, 0, 1, 1)], {"mode": "wrap"}, "mode='wrap'"),
-        ("Resize", [X, "", np.array([1, 1, 2, 2], np.float32)], {"mode": "cubic"}, "mode='cubic'"),
+        (
+            "Resize",
+            [X, "", np.array([1, 1, 2, 2], np.float32)],
+            {"mode": "cubic", "exclude_outside": 1},
+            "exclude_outside=1",
+        ),
         (
             "Resize",
             [X, "", np.array([1, 1, 2, 2], np.float32)],

@@ -50,7 +50,9 @@ def test_a_record_belongs_to_the_printed_kernel(tmp_path):
     with open_meter(options) as meter:
         assert meter.target.launch_ns == NOMINAL[90].launch_ns and meter.rated.launch_ns == 700
         moved = replace(candidate, version="of other sources")
-        assert [meter.known(c) for c in (candidate, moved)] == [Measured(7, (7,))] * 2
+        assert [meter.known(c) for c in (candidate, moved)] == [Measured(7, (7,)), None]
+        meter.kernel(moved)
+        assert meter.known(moved) == Measured(7, (7,))
         other = replace(candidate, offer=replace(candidate.offer, variant="direct"))
         assert meter.measure([other]) == [None]
         meter.only_known = True

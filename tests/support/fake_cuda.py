@@ -1,7 +1,7 @@
 """A CUDA device that is not there: tensors lie on the CPU, kernels run in Triton's interpreter, times are made up.
 
-All code that runs on a device runs: calibration, the measuring process, captures, executables. A kernel runs before it
-is captured, and not in the capture. A graph is run again only if it is an executable's, and its inputs have changed.
+All code that runs on a device runs: calibration, the measuring process, captures, executables. Only an executable's
+kernels compute, and only where the results matter: when it is bound to tensors, or replayed with other inputs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from korch.cuda.runtime import executable
 from korch.measure.record import Failed, Measured, summarize
 from tests.support.cuda_issue import Interpreted, Pending, Stream
 
-NAME, ELAPSED_MS = "NVIDIA H200 (fake)", 5.0
+NAME, ELAPSED_MS = "NVIDIA H200 fake", 5.0
 PROPERTIES = SimpleNamespace(
     major=9,
     minor=0,
@@ -42,22 +42,31 @@ class _Event:
 class _Graph:
     """A captured graph."""
 
-    capturing = False
+    computes = False
     issued: Callable[[], None] | None = None  # runs again what an executable has issued last, if its inputs differ
 
     def capture_begin(self) -> None:
         """Begin a capture."""
-        _Graph.capturing, _Graph.issued = True, None
+        _Graph.issued = None
 
     def capture_end(self) -> None:
         """End it."""
-        _Graph.capturing = False
         self.again = _Graph.issued
 
     def replay(self) -> None:
         """Run an executable's kernels if its inputs have changed."""
         if self.again is not None:
             self.again()
+
+
+@contextmanager
+def _computing() -> Iterator[None]:
+    """Let kernels compute."""
+    _Graph.computes = True
+    try:
+        yield
+    finally:
+        _Graph.computes = False
 
 
 @contextmanager
@@ -103,8 +112,11 @@ def run_in_process(
 
 
 @contextmanager
-def fake_cuda() -> Iterator[None]:
-    """Let PyTorch and Korch use a CUDA device that is not there; it can run kernels that are compiled meanwhile."""
+def fake_cuda(compiles: bool = True) -> Iterator[None]:
+    """Let PyTorch and Korch use a CUDA device that is not there; it can run kernels that are compiled meanwhile.
+
+    `compiles`: whether they are compiled indeed; if not, their cubins are empty.
+    """
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -113,7 +125,9 @@ def fake_cuda() -> Iterator[None]:
 
     def compile_and_keep(self: CubinCompiler, wanted: Sequence[Launch]) -> dict[str, Cubin | CubinFailure]:
         launches.update({launch.symbol: launch for launch in wanted})
-        return compile_all(self, wanted)
+        if compiles:
+            return compile_all(self, wanted)
+        return {launch.symbol: Cubin(launch.symbol, b"\x7fELF", 0, 0, 0) for launch in wanted}
 
     issue = executable.CudaExecutable._issue
 
@@ -123,16 +137,23 @@ def fake_cuda() -> Iterator[None]:
         def again() -> None:
             if not all(map(torch.equal, inputs, seen)):
                 seen[:] = [tensor.clone() for tensor in inputs]
-                issue(self, streams, inputs, outputs)
+                with _computing():
+                    issue(self, streams, inputs, outputs)
 
         _Graph.issued = again
         return issue(self, streams, inputs, outputs)
+
+    bind = executable.CudaExecutable.bind
+
+    def bind_and_run(self: Any, *tensors: Any) -> Any:
+        with _computing():
+            return bind(self, *tensors)
 
     class OnCpu(TorchFunctionMode):  # type: ignore[misc]
         """Replaces the device in all calls."""
 
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is torch.Tensor.is_cuda.__get__:
+            if func == torch.Tensor.is_cuda.__get__:  # of each access an equal one
                 return True
             if func is torch.Tensor.cuda:
                 return args[0]
@@ -140,15 +161,16 @@ def fake_cuda() -> Iterator[None]:
             return func(*(_moved(torch, value) for value in args), **moved)
 
     class Function(Interpreted):
-        """A loaded kernel; launches in captures are left out."""
+        """A loaded kernel."""
 
         def __init__(self, image: bytes, symbol: str, *_: Any) -> None:
             assert image.startswith(b"\x7fELF"), symbol
             super().__init__(launches[symbol], Pending((0, 1 << 64)))
 
         def launch(self, programs: int, pointers: Sequence[int], stream: int, is_early: bool = False) -> None:
-            """Run the kernel."""
-            if not _Graph.capturing:
+            """Run the kernel, if kernels compute now."""
+            assert len(pointers) == len(self.interpreted.signature)
+            if _Graph.computes:
                 super().launch(programs, pointers, stream)
                 self.pending.end()
 
@@ -169,14 +191,18 @@ def fake_cuda() -> Iterator[None]:
         "_sleep": lambda cycles: None,
         "synchronize": lambda *_: None,
         "empty_cache": lambda: None,
-        "is_current_stream_capturing": lambda: _Graph.capturing,
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "set_rng_state": lambda *_: None,
+        "is_current_stream_capturing": lambda: False,
     }
     with ExitStack() as stack:
         stack.enter_context(patch.object(executable.CudaExecutable, "_issue", issue_and_keep))
+        stack.enter_context(patch.object(executable.CudaExecutable, "bind", bind_and_run))
         stack.enter_context(patch.object(CubinCompiler, "compile", compile_and_keep))
         for name, value in replaced.items():
             stack.enter_context(patch.object(torch.cuda, name, value))
         stack.enter_context(patch.object(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, create=True))
+        stack.enter_context(patch.object(torch, "compile", lambda module, **_: module))
         stack.enter_context(patch.object(device, "has_driver", lambda: True))
         stack.enter_context(patch.object(device, "COPY_BYTES", 1 << 20))
         stack.enter_context(patch.object(device, "SIDES", (64, 64)))

@@ -23,7 +23,8 @@ def add_prepare(commands: argparse._SubParsersAction[argparse.ArgumentParser], s
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="JOBS", help="the file to write, or to add kernels to"
     )
-    parser.add_argument("--kernels", type=int, default=KERNELS, metavar="N", help=f"at most N kernels ({KERNELS})")
+    kernels = f"at most N kernels, but all of the best plan (default: {KERNELS})"
+    parser.add_argument("--kernels", type=int, default=KERNELS, metavar="N", help=kernels)
     parser.add_argument("--shape", action="append", default=[], metavar="NAME=1x3x224x224", help=shape_help)
     add_options(parser, OPTIONS)
     parser.set_defaults(command=prepare)

@@ -103,6 +103,12 @@ NOMINAL = {
 """Data-sheet rates (A100 80 GB, H200), for plans without a device; the copy rates are measured."""
 
 
+def planning_fingerprint(target: CudaTarget) -> str:
+    """Return a hash of all that the kernels of a target depend on; its rates are those of a data sheet."""
+    facts = (target.arch, target.processors, target.shared_bytes, target.allow_tf32, target.allow_split)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
 def nominal_target(text: str) -> CudaTarget:
     """Return the target that a text such as `cuda:sm_90` names.
 

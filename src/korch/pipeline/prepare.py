@@ -119,7 +119,9 @@ def prepare_model(
     most: int,
     progress: Progress = untold,
 ) -> Prepared:
-    """Add a model's most promising kernels to a file of jobs; `most` limits how many.
+    """Add a model's most promising kernels to a file of jobs.
+
+    `most`: how many are added, unless the best plans by estimates have more.
 
     Raises:
         KorchError: the model, an option or the file is unsuitable; the message says what to do.
@@ -133,14 +135,11 @@ def prepare_model(
         offered = run.results["candidates"]
         meter = _cuda(offered)
         run.tell("candidates", "ranked by estimates")
-        ranked = ranked_candidates(offered, options, run.deadline.less(0.5))
+        ranked, planned = ranked_candidates(offered, options, run.deadline.less(0.5))
+        most = max(most, planned)
         found = Prepared(len({c.key for task in offered.tasks for c in task.candidates}), len(ranked))
-        jobs = _new_jobs(ranked, meter, file, found)
-        while found.added < most and not run.deadline.is_over:
-            batch = list(islice(jobs, min(BATCH, most - found.added)))
-            if not batch or not _add(batch, meter, file, found):
-                break
-            run.tell("build", f"{found.added} kernels are compiled, {file.size_bytes >> 20} MiB")
+        add_kernels(ranked, meter, file, found, most, run.deadline)
+        run.tell("build", f"{found.added} kernels are compiled, {file.size_bytes >> 20} MiB")
         found.left = found.ranked - found.added - found.known - found.refused
         return found
 
@@ -151,10 +150,13 @@ def _cuda(offered: Offered) -> CudaMeter:
     return offered.meter
 
 
-def ranked_candidates(offered: Offered, options: Options, deadline: Deadline) -> list[Candidate]:
+def ranked_candidates(offered: Offered, options: Options, deadline: Deadline) -> tuple[list[Candidate], int]:
     """Return candidates without a measured time: those of the best plans by estimates, then those that may be better.
 
     `deadline`: when to stop looking at further interfaces of blocks.
+
+    Returns:
+        The candidates, and how many of them are in these plans.
     """
     tasks, ledger = offered.tasks, offered.ledger
     counts = Counter({b: task.count for b, task in enumerate(tasks)})
@@ -178,10 +180,21 @@ def ranked_candidates(offered: Offered, options: Options, deadline: Deadline) ->
                 if whole_ns > gains.get(candidate.key, (0.0, candidate))[0]:
                     gains[candidate.key] = (whole_ns, candidate)
     others = sorted(gains.values(), key=lambda entry: -entry[0])
-    return list((first | {c.key: first.get(c.key, c) for _, c in others}).values())
+    return list((first | {c.key: first.get(c.key, c) for _, c in others}).values()), len(first)
 
 
-def _new_jobs(ranked: list[Candidate], meter: CudaMeter, file: JobFile, found: Prepared) -> Iterator[Pending]:
+def add_kernels(
+    ranked: Sequence[Candidate], meter: CudaMeter, file: JobFile, found: Prepared, most: int, deadline: Deadline
+) -> None:
+    """Compile the kernels of candidates in order and add them to a file, until it is full; count them in `found`."""
+    jobs = _new_jobs(ranked, meter, file, found)
+    while found.added < most and not deadline.is_over:
+        batch = list(islice(jobs, min(BATCH, most - found.added)))
+        if not batch or not _add(batch, meter, file, found):
+            return
+
+
+def _new_jobs(ranked: Sequence[Candidate], meter: CudaMeter, file: JobFile, found: Prepared) -> Iterator[Pending]:
     """Yield the jobs of candidates, without those that have a record or are in the file."""
     seen = set(file.keys)
     for candidate, (guess_ns, _) in zip(ranked, meter.predict(ranked), strict=True):

@@ -24,7 +24,7 @@ from korch.cuda.measure.device import (
 )
 from korch.cuda.measure.job import job_key, job_of, with_cubins
 from korch.cuda.measure.lock import device_lock
-from korch.cuda.target import CudaTarget, nominal_target
+from korch.cuda.target import CudaTarget, nominal_target, planning_fingerprint
 from korch.measure.database import Database
 from korch.measure.meter import NEVER, CandidateMeter
 from korch.measure.record import Failed, Measured, Record
@@ -49,7 +49,8 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
     """Compiles kernels with Triton and times them on the device, in a separate process.
 
     Without a device, the times that were measured elsewhere are known, and nothing else is. A record belongs to a job,
-    not to a candidate: equal kernels have equal records, however they were found.
+    not to a candidate: equal kernels have equal records, however they were found. Which job a candidate has is stored
+    when its kernel is built, for all devices for which the same kernels are built.
 
     Attributes:
         target: what kernels are made for. Its rates are those of a data sheet, so that the same kernels are offered
@@ -72,6 +73,7 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
         self.database = Database(options.cache_folder, found.fingerprint, fields=json.dumps(plain(found)))
         self.rated = self.target if self.target.is_nominal else self._calibrated()
         self.only_known = False
+        self._named = Database(options.cache_folder, f"jobs {planning_fingerprint(self.target)}")
         self._names: dict[str, str] = {}
 
     def _device(self, options: Options) -> CudaTarget:
@@ -85,6 +87,7 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
         """Close the database and end the processes that compile and measure."""
         self.compiler.close()
         self._worker.close()
+        self._named.close()
         super().close()
 
     def bound_ns(self, candidate: Candidate) -> int:
@@ -135,7 +138,7 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
             key = job_key(self.job(candidate, built))
             if self.record_key(candidate.key) != key:
                 self._names[candidate.key] = key
-                self.database.put_fact(self._name_fact(candidate.key), key)
+                self._named.put_fact(candidate.key, key)
         return built
 
     def job(self, candidate: Candidate, kernel: CudaKernel) -> dict[str, Any]:
@@ -143,21 +146,16 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
         return job_of(candidate, kernel, self.target.allow_tf32)
 
     def record_key(self, key: str) -> str:
-        """Return the key of the job of a candidate; the candidate's own while its kernel is not built."""
-        if key not in self._names and (name := self.database.fact(self._name_fact(key))) is not None:
+        """Return the key of the job of a candidate; the candidate's own if its kernel was never built."""
+        if key not in self._names and (name := self._named.fact(key)) is not None:
             self._names[key] = name
         return self._names.get(key, key)
 
     def known(self, candidate: Candidate) -> Record | None:
-        """Return the record of a candidate; for a recorded device, its kernel is built, which names the record."""
+        """Return the record of a candidate; with `only_known`, a failure if there is none."""
         found = super().known(candidate)
-        if found is None and self._is_recorded:
-            built = self.kernel(candidate)
-            found = super().known(candidate)
-            if found is None and self.only_known:
-                unmeasured = Failed("late", "it was not measured on the device")
-                found = Failed("refused", built.reason) if isinstance(built, Refusal) else unmeasured
-                self._records[candidate.key] = found
+        if found is None and self.only_known:
+            found = self._records[candidate.key] = Failed("late", "it was not measured on the device")
         return found
 
     def measure(self, candidates: Sequence[Candidate], deadline: Deadline = NEVER) -> list[Record | None]:
@@ -188,10 +186,6 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
             for (candidate, _), record in zip(part, records, strict=True):
                 if record is not None:
                     self.keep(candidate.key, record)
-
-    def _name_fact(self, key: str) -> str:
-        """Return the name of the fact that says which job a candidate has; the options may change the kernel."""
-        return f"job {key}{' tf32' * self.target.allow_tf32}{' strict' * (not self.target.allow_split)}"
 
     def _calibrated(self) -> CudaTarget:
         found = self._known_rates()
