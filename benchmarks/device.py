@@ -204,7 +204,7 @@ def plan(args: argparse.Namespace) -> None:
     left = {name: sum(job.key not in done for job in jobs) for name, jobs in _jobs(args).items()}
     seconds = {name: _seconds_of([job for job in jobs if job.key not in done]) for name, jobs in _jobs(args).items()}
     untimed = [row for row in args.rows if not _is_whole(_path(args, row))]
-    ready = [row for row in untimed if "predicted_ms" in plans.get(row.key, {})]
+    ready = [row for row in untimed if "added" in known.get(row.key, {})]
     print(f"{len(args.rows)} rows: {len([r for r in args.rows if 'added' in known.get(r.key, {})])} prepared, ", end="")
     print(f"{len([r for r in args.rows if 'predicted_ms' in plans.get(r.key, {})])} planned, ", end="")
     print(f"{len(args.rows) - len(untimed)} timed")
