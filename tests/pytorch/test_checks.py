@@ -15,6 +15,7 @@ from torch.nn import functional as nnf
 import korch
 from korch.errors import InaccurateError, ProviderError, UnsupportedError
 from korch.frontend.torch import Exported, export, export_module
+from korch.frontend.torch.samples import samples
 from korch.frontend.torch.ties import FirstOfEqual
 from korch.options import Options
 from korch.pytorch.check import check_module
@@ -148,6 +149,29 @@ def test_samples_reach_masks_and_boundaries() -> None:
     floats = values(torch.exp, torch.tensor([1.0, -2.0]))
     assert floats == {"the example inputs": [1, -2], "negative numbers": [-1, -2], "zeros": [0, 0]}
     assert values(torch.exp, torch.zeros(2))["the example inputs"] != [0, 0]  # zeros would show little
+
+
+@torch.library.custom_op("korch_tests::rows", mutates_args=())
+def rows(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Rows at places that are floats, as torchvision's boxes have the numbers of images."""
+    return x[places.long()]
+
+
+@rows.register_fake
+def _(x: Any, places: Any) -> Any:
+    return x.new_empty((len(places), *x.shape[1:]))
+
+
+def test_operators_of_other_packages_get_no_inputs_that_they_may_not_check() -> None:
+    inputs, seen = [torch.ones(3, 2), torch.zeros(2)], list[Any]()
+    program = torch.export.export(Function(rows), tuple(inputs))
+
+    def run(given: Any) -> list[Any]:
+        seen.append(given)
+        return [rows(*given)]
+
+    assert [sample.name for sample in samples(program, inputs, run, 60.0)] == ["the example inputs"]
+    assert all(map(torch.equal, seen[0], inputs))
 
 
 RECURRENT = [
