@@ -21,9 +21,8 @@ In `time` each row has a process, and --jobs rows are prepared at the same time,
 after each of its engines. Engines are timed interleaved. Eager PyTorch and torch.compile are timed twice: as they are
 called, which includes the host's time if the host is slower than the device, and captured in a CUDA graph (column
 "+graph"). Korch and the captured graphs are timed on the device: a few replays between two events, behind a sleep of
-the device. Inputs are not copied. For float16 Korch gets the float32 model and float32 inputs, with `--precision
-float16`; the others get a model in float16. Korch's results are compared with those of eager PyTorch in float32. An
-engine that is not installed, fails or takes too long is listed with the reason.
+the device. Inputs are not copied. In float16 all engines get the same model in this type. Korch's results are compared
+with those of eager PyTorch. An engine that is not installed, fails or takes too long is listed with the reason.
 
 In addition to Python, PyTorch, Triton, onnx and numpy it needs these packages, 45 MB as wheels for
 CPython 3.12 on x86-64: ortools (30 MB) with absl-py, immutabledict, pandas (12 MB), python-
@@ -288,9 +287,8 @@ def _is_whole(path: Path) -> bool:
 
 def options_of(row: Row, args: argparse.Namespace) -> Options:
     """Return Korch's options for a row; in a dry run, there are few candidates."""
-    found = Options(
-        target=args.target, precision=row.precision, budget_s=args.budget, cache_folder=args.folder / "cache"
-    )
+    precision = "tf32" if row.precision == "tf32" else "float32"  # models of float16 have this type themselves
+    found = Options(target=args.target, precision=precision, budget_s=args.budget, cache_folder=args.folder / "cache")
     return replace(found, search=DRY_LIMITS, ablation=DRY_METHOD) if args.dry_run else found
 
 
@@ -424,9 +422,6 @@ def time_row(row: Row, args: argparse.Namespace) -> None:
         _time_engine(torch, "korch", korch_run, runs, found)
         torch.backends.cuda.matmul.allow_tf32 = row.precision == "tf32"
         torch.backends.cudnn.allow_tf32 = row.precision == "tf32"
-        if row.precision == "float16":
-            module.half()
-            inputs = [t.half() if t.is_floating_point() else t for t in inputs]
         engines: dict[str, Callable[[], Callable[[], Any]]] = {
             **peers(torch, module, inputs, args.dry_run),
             "tensorrt": lambda: tensorrt(module, model, inputs, row.precision),
@@ -439,7 +434,7 @@ def time_row(row: Row, args: argparse.Namespace) -> None:
 
 
 def _korch(torch: Any, asked: tuple[Any, Options], peer: tuple[Any, list[Any]], found: dict[str, Any]) -> Replay:
-    """Return a run of the plan of a row, after comparing its results with those of a module in float32."""
+    """Return a run of the plan of a row, after comparing its results with those of a module."""
     begun_s = time.monotonic()
     model, options = asked
     module, inputs = peer

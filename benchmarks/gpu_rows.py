@@ -11,7 +11,9 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+from onnx import TensorProto, numpy_helper
 
 from benchmarks.models import PAPER, build
 from benchmarks.models.paper_blocks import (
@@ -69,13 +71,17 @@ def all_rows() -> list[Row]:
 def source_of(row: Row, is_tiny: bool = False) -> tuple[ModelSource, Callable[[], tuple[Any, list[Any]]]]:
     """Return a row's model for Korch, and a function that makes its module of PyTorch with inputs, both on the CPU.
 
+    In float16 the model itself has this type, for all engines: also what it adds up from layer to layer.
+
     `is_tiny`: a model of the same kind in a small size.
 
     Raises:
         ImportError: the package transformers is not installed.
     """
+    is_half = row.precision == "float16"
     if row.model not in NAMES:
         model = _onnx_model(row, is_tiny)
+        model = in_half(model) if is_half else model
         return model, partial(_module_of, model)
     if not TRANSFORMERS:
         raise ImportError("the package transformers is not installed")
@@ -100,8 +106,23 @@ def source_of(row: Row, is_tiny: bool = False) -> tuple[ModelSource, Callable[[]
             return self.inner(**dict(zip(example, tensors, strict=True)))[0]
 
     module, inputs = Flat().eval(), list(example.values())
+    if is_half:
+        module, inputs = module.half(), [t.half() if t.is_floating_point() else t for t in inputs]
     # The exported model shares the weights of the module, which may be moved.
     return export_module(module, inputs).model, lambda: (copy.deepcopy(module), inputs)
+
+
+def in_half(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a model of float32 with all values in float16, but for factors of sizes, which must be float32."""
+    factors = {name for node in model.graph.node if node.op_type == "Resize" for name in node.input[1:]}
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT and tensor.name not in factors:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
+    for value in (*model.graph.input, *model.graph.output):
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    del model.graph.value_info[:]
+    return model
 
 
 def _onnx_model(row: Row, is_tiny: bool) -> onnx.ModelProto:
