@@ -99,8 +99,9 @@ COLUMNS = {
     "onnxruntime": "ort",
 }
 
+VISIT_MINUTES = 30.0
+"""For how long a device is at hand at a time."""
 
-LEASE_MINUTES = 30.0
 KERNEL_MS = 6.0
 """The estimated milliseconds to measure a kernel of a few microseconds: see docs/cuda.md."""
 
@@ -221,9 +222,7 @@ def plan(args: argparse.Namespace) -> None:
     for name, step_s, text in steps:
         total_s += step_s
         print(f"{name:24} {step_s / 60:6.1f} min, {total_s / 60:6.1f} so far: {text}")
-    print(
-        f"a device is lent for {LEASE_MINUTES:.0f} minutes: this takes {math.ceil(total_s / 60 / LEASE_MINUTES)} times"
-    )
+    print(f"that is {math.ceil(total_s / 60 / VISIT_MINUTES)} times {VISIT_MINUTES:.0f} minutes on a device")
 
 
 def _seconds_of(jobs: Sequence[KernelJob]) -> float:

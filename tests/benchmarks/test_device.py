@@ -68,7 +68,7 @@ def test_the_plan_says_what_is_missing(tmp_path, capsys):
         ["measure", "jobs-0.zip", "0.6", "min,"],
         ["time", "0.2", "min,", "3.6"],
     ]
-    assert lines[6] == "a device is lent for 30 minutes: this takes 1 times"
+    assert lines[6] == "that is 1 times 30 minutes on a device"
 
 
 def test_the_rows_are_those_of_the_table():

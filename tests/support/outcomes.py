@@ -1,8 +1,8 @@
 """A plugin of pytest that writes each outcome to a file as it happens, and runs what failed before first.
 
-A run that is ended from outside loses nothing that it has found. The file is `tests.log` in the folder
-$OUT, or in build/gpu; a line has an outcome and a test. Outcomes of earlier runs are read from build/gpu/tests.log:
-tests that failed run first, then those that have not run yet.
+A run that is ended from outside loses nothing that it has found. The file is $KORCH_OUTCOMES, or build/gpu/tests.log;
+a line has an outcome and a test. Outcomes of earlier runs are read from build/gpu/tests.log: tests that failed run
+first, then those that have not run yet.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Append an outcome: that of the call, or of what failed around it."""
     if "PYTEST_XDIST_WORKER" in os.environ or not (report.when == "call" or report.outcome != "passed"):
         return
-    path = Path(os.environ["OUT"]) / EARLIER.name if "OUT" in os.environ else EARLIER
+    path = Path(os.environ.get("KORCH_OUTCOMES", EARLIER))
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.write(f"{report.outcome} {report.nodeid}\n")

@@ -37,7 +37,7 @@ def test_what_failed_or_was_not_reached_runs_first(workers, tmp_path):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.outcomes", "-p", "no:randomly"]
 
     def run(folder: str) -> list[str]:
-        environment = {**os.environ, "PYTHONPATH": str(Path.cwd()), "OUT": folder}
+        environment = {**os.environ, "PYTHONPATH": str(Path.cwd()), "KORCH_OUTCOMES": f"{folder}/tests.log"}
         environment.pop("PYTEST_XDIST_WORKER", None)
         subprocess.run(
             [*command, *workers, "test_it.py"], cwd=tmp_path, env=environment, capture_output=True, check=False

@@ -27,7 +27,7 @@ from korch.system.files import open_file
 KIND, SCHEMA = "korch jobs", 1
 ABOUT = "about.json"
 MOST_BYTES = 50 << 20
-"""The largest file: larger ones may not be carried to a device that is lent."""
+"""The largest file, so that it is quickly copied to the machine with the device."""
 
 
 @dataclass(frozen=True, slots=True)
