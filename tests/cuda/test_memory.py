@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from korch.cuda.runtime.executable import CudaExecutable
+from korch.cuda.runtime.executable import CudaExecutable, agree, use_equal_inputs
 from korch.cuda.runtime.memory import StepMemory
 from korch.cuda.runtime.record import BufferRecord
 from korch.errors import InputError
@@ -97,3 +97,23 @@ def test_a_calls_result_is_used_where_it_lies_only_if_kernels_can_read_it_there(
         assert bool(memory.kept) is is_usable
         np.testing.assert_array_equal(memory.tensor(PLACE), result)
         np.testing.assert_array_equal(memory.flat(PLACE).view(torch.float32), np.arange(6.0))
+
+
+def test_schedules_are_compared_on_equal_inputs():
+    """A schedule whose results differ from those of the kernels in order is not used."""
+
+    def run(*outputs):
+        inputs = [torch.zeros(3, 4), torch.ones(2, dtype=torch.int64)]
+        return SimpleNamespace(inputs=inputs, outputs=[torch.tensor(output) for output in outputs])
+
+    one = run([1.0, float("nan"), float("-inf")], [2])
+    other = run([1.001, float("nan"), float("-inf")], [2])
+    other.inputs[1].zero_()
+    use_equal_inputs(one, other)
+    assert all(map(torch.equal, one.inputs, other.inputs)) and one.inputs[0].std() > 0
+    assert other.inputs[1].tolist() == [1, 1]
+    assert agree(one, other)
+    assert not agree(one, run([1.1, float("nan"), float("-inf")], [2]))
+    assert not agree(one, run([1.0, 0.0, float("-inf")], [2]))
+    assert not agree(one, run([1.0, float("nan"), float("-inf")], [3]))
+    assert agree(run([]), run([]))

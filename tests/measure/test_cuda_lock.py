@@ -82,6 +82,7 @@ def test_a_plan_is_timed_alone(tmp_path, monkeypatch):
         ({"in order": 2.0, "branches": 3.0, "early": 1.0}, "early"),
         ({"in order": 1.0, "branches": 2.0, "early": 3.0}, "in order"),
         ({"in order": 2.0, "branches": 1.0}, "branches"),  # the driver can't capture the other one
+        ({"in order": 2.0, "branches": 3.0, "early": 1.0, "wrong": "early"}, "in order"),
     ],
 )
 def test_schedules_are_compared_while_others_wait(times, chosen, tmp_path, monkeypatch):
@@ -93,7 +94,7 @@ def test_schedules_are_compared_while_others_wait(times, chosen, tmp_path, monke
         def __init__(self, program):
             assert lock._held  # libraries time kernels here
             self._program, self._is_early, self.schedules_ns = program, program.is_early, {}
-            self.schedule = real.schedule.fget(self)
+            self.schedule = self._own = real.schedule.fget(self)
             if self.schedule not in times:
                 raise RuntimeError("capture failed")
 
@@ -101,6 +102,8 @@ def test_schedules_are_compared_while_others_wait(times, chosen, tmp_path, monke
             return lambda: int(1e6 * times[self.schedule]) if lock._held else 0
 
     monkeypatch.setattr(executable, "CudaExecutable", Made)
+    monkeypatch.setattr(executable, "use_equal_inputs", lambda one, other: None)
+    monkeypatch.setattr(executable, "agree", lambda one, other: other != times.get("wrong"))
     monkeypatch.setattr(executable, "schedule", lambda steps: [executable.Turn(0, ()), executable.Turn(1, ())])
     program = record.CudaProgram(None, 90, False, (), (), (), None, {}, {})
     early = replace(program, is_early=True)
