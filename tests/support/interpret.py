@@ -19,8 +19,6 @@ from korch.cuda.module import load_functions
 from korch.primitive.op import Array
 from korch.primitive.types import DType
 
-_NAMES = {DType.BOOL: "int8", DType.BF16: "bfloat16"}
-
 
 @dataclass(frozen=True)
 class Memory:
@@ -35,7 +33,7 @@ class _Pointer:
     """An argument that the interpreter treats as a tensor: an address and an element type."""
 
     memory: Memory
-    dtype: str
+    dtype: Any
 
     def data_ptr(self) -> int:
         """Return the address."""
@@ -182,11 +180,17 @@ def _checked_waits(launch: Launch, early: Early) -> Iterator[None]:
     end()
 
 
-def _pointers(launch: Launch, buffers: Sequence[Memory]) -> list[_Pointer]:
-    return [
-        _Pointer(buffer, _NAMES.get(dtype, dtype.numpy.name))
+def _pointers(launch: Launch, buffers: Sequence[Memory]) -> list[Any]:
+    """Return the arguments of a launch: tensor descriptors, then pointers."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    found: list[Any] = [
+        _Pointer(buffer, np.dtype(np.int8) if dtype is DType.BOOL else np.dtype(dtype.numpy))
         for buffer, dtype in zip(buffers, launch.signature, strict=True)
     ]
+    for i, matrix in enumerate(launch.matrices):
+        found[i] = TensorDescriptor(found[i], [*matrix.shape], [matrix.shape[1], 1], [*matrix.block])
+    return found
 
 
 @contextmanager

@@ -85,8 +85,9 @@ class CudaExecutable(PlanExecutable):
         images = cubins_for(program, 10 * major + minor)
         launches = program.launches
         self._functions: dict[str, Any] = {
-            symbol: CudaFunction(image.image, symbol, image.shared_bytes, launches[symbol].warps)
+            symbol: CudaFunction(image.image, symbol, image.shared_bytes, launch.warps, launch.matrices)
             for symbol, image in images.items()
+            for launch in (launches[symbol],)
         }
         calls = {step.call for step in program.steps if step.call}
         self._calls = {symbol: load_call(symbol, program.sources[symbol]) for symbol in calls}

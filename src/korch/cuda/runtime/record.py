@@ -22,14 +22,15 @@ from typing import IO, Any
 
 from korch.cuda.kernel import Launch
 from korch.primitive.types import DType
-from korch.records import from_json, read_object, to_json
+from korch.records import from_json, read_object, read_record, to_json
 from korch.runtime.artifact import Archive, read_archive, read_folder, read_texts, read_weights
 from korch.runtime.record import PlanRecord
 from korch.runtime.report import Report
 from korch.runtime.weights import Weights
+from korch.tile.triton.matrix import CopiedMatrix
 
 FORMAT = "korch-cuda"
-SCHEMA = 9
+SCHEMA = 10
 PLAN, PROGRAM, REPORT = "plan.json", "program.json", "report.json"
 WEIGHTS = "weights.safetensors"
 CUBINS, ENGINES, SOURCES = "cubins/", "engines/", "sources/"
@@ -54,15 +55,16 @@ class LaunchRecord:
 
     symbol: str  # the function
     grid: int  # the number of programs
-    warps: int  # the number of warps of a program
+    warps: int  # the warps of a program that are asked of the compiler
     shared_bytes: int  # shared memory of a program
     signature: tuple[str, ...]  # the element types of its buffers
     arguments: tuple[int, ...]  # the numbers of its buffers in the step
+    matrices: tuple[CopiedMatrix, ...] = ()  # what its first parameters describe, if they are tensor descriptors
 
     def launch(self, sources: Mapping[str, str]) -> Launch:
         """Return the launch with the function's source, which is looked up in `sources` by symbol."""
         types = tuple(map(DType, self.signature))
-        return Launch(self.symbol, sources[self.symbol], types, self.arguments, self.grid, self.warps)
+        return Launch(self.symbol, sources[self.symbol], types, self.arguments, self.grid, self.warps, self.matrices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,9 @@ def _place(data: dict[str, Any]) -> BufferRecord:
 
 
 def _launch(data: dict[str, Any]) -> LaunchRecord:
-    return LaunchRecord(**{**data, "signature": tuple(data["signature"]), "arguments": tuple(data["arguments"])})
+    lists = {name: tuple(data[name]) for name in ("signature", "arguments")}
+    matrices = tuple(read_record(CopiedMatrix, matrix, PROGRAM) for matrix in data["matrices"])
+    return LaunchRecord(**{**data, **lists, "matrices": matrices})
 
 
 def _step(data: dict[str, Any]) -> StepProgram:
