@@ -15,6 +15,7 @@ from torch.nn import functional as nnf
 import korch
 from korch.errors import InaccurateError, ProviderError, UnsupportedError
 from korch.frontend.torch import Exported, export, export_module
+from korch.frontend.torch.graph import like
 from korch.frontend.torch.samples import samples
 from korch.frontend.torch.ties import FirstOfEqual
 from korch.options import Options
@@ -149,6 +150,13 @@ def test_samples_reach_masks_and_boundaries() -> None:
     floats = values(torch.exp, torch.tensor([1.0, -2.0]))
     assert floats == {"the example inputs": [1, -2], "negative numbers": [-1, -2], "zeros": [0, 0]}
     assert values(torch.exp, torch.zeros(2))["the example inputs"] != [0, 0]  # zeros would show little
+
+
+def test_a_graph_is_compared_on_the_numbers_of_its_first_call() -> None:
+    wide = torch.arange(12.0).view(3, 4)[:, 1:].t()
+    assert torch.equal(like(wide), wide) and like(wide).stride() == wide.stride()
+    assert torch.equal(like(wide[:1].expand(5, -1)), wide[:1].expand(5, -1)) and like(wide[:0]).shape == (0, 3)
+    assert like(wide).data_ptr() != wide.data_ptr() and like(3) == 3
 
 
 @torch.library.custom_op("korch_tests::rows", mutates_args=())

@@ -93,11 +93,11 @@ def as_input(arg: Any) -> Any:
 
 
 def like(arg: Any) -> Any:
-    """Return zeros of the same shape, strides and type; an argument that is not a tensor is returned itself."""
+    """Return a copy with the same strides; an argument that is not a tensor is returned itself."""
     if not isinstance(arg, torch.Tensor):
         return arg
     length = 1 + sum((n - 1) * step for n, step in zip(arg.shape, arg.stride(), strict=True)) if arg.numel() else 0
-    return torch.zeros(length, dtype=arg.dtype, device=arg.device).as_strided(arg.shape, arg.stride())
+    return arg.detach().as_strided((length,), (1,)).clone().as_strided(arg.shape, arg.stride())
 
 
 @dataclass(frozen=True, eq=False)
