@@ -294,8 +294,8 @@ def whole() -> str:
     for name, row in results("paper-whole.json").items():
         found = quotients(row)
         cells = [spread(found[engine]) if engine in found else "–" for engine in GIVEN]
-        model, _, batch = name.partition(", batch ")
-        rows.append([name, *cells, *plan_cells(row), *(PAPER_FIGURE_6[model] if batch == "1" else ("–", "–"))])
+        model, _, images = name.partition(" of ")
+        rows.append([name, *cells, *plan_cells(row), *(PAPER_FIGURE_6[model] if images == "1 image" else ("–", "–"))])
     head = ["times / Korch's", *map(ENGINES.__getitem__, GIVEN), *PLANS, "paper: PyTorch", "paper: TensorRT"]
     return markdown(head, rows)
 

@@ -56,8 +56,8 @@ BLOCKS: Mapping[str, Callable[[], onnx.ModelProto]] = {
 """The blocks of the paper's case studies."""
 
 WHOLE: Mapping[str, Callable[[], onnx.ModelProto]] = {
-    f"{name}, batch {batch}": partial(lambda name, batch: of_batch(build(name), batch), name, batch)
-    for batch in (1, 16)
+    f"{name} of {images}": partial(lambda name, batch: of_batch(build(name), batch), name, int(images.split()[0]))
+    for images in ("1 image", "16 images")
     for name in PAPER
 }
 """The paper's models for one image and for 16."""
