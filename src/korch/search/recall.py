@@ -25,7 +25,7 @@ from korch.search.tried import distinct_measured
 
 logger = logging.getLogger("korch.orchestrate")
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 @dataclass(frozen=True, slots=True)
