@@ -14,6 +14,7 @@ import torch
 
 from korch.frontend.torch.missing import MISSING, running, signbit
 from korch.frontend.torch.special import SPECIAL
+from korch.frontend.torch.strided import STRIDED
 from korch.frontend.torch.windows import WINDOWS
 
 aten = torch.ops.aten
@@ -21,7 +22,7 @@ aten = torch.ops.aten
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return functions of tensors by the operator that they compute, for `ExportedProgram.run_decompositions`."""
-    return _WRONG | WINDOWS | MISSING | SPECIAL | _of_transformers()
+    return _WRONG | WINDOWS | STRIDED | MISSING | SPECIAL | _of_transformers()
 
 
 def _of_transformers() -> dict[Any, Callable[..., Any]]:

@@ -331,11 +331,6 @@ def _likeness(x: Any, y: Any, dim: int = 1, eps: float = 1e-8) -> Any:
     return torch.nn.functional.cosine_similarity(x.reshape(1), y.reshape(1), 0, eps).reshape(())
 
 
-def _strided_scatter(x: Any, src: Any, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
-    places = torch.arange(x.numel()).as_strided(size, stride, storage_offset or 0)
-    return x.reshape(-1).index_put((places.reshape(-1),), src.reshape(-1)).reshape(x.shape)
-
-
 def _bags(
     weight: Any,
     indices: Any,
@@ -487,7 +482,6 @@ MISSING: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys([aten.bucketize.Tensor, aten.bucketize.Scalar], _bucketize),
     aten.isin.Tensor_Tensor: _is_in,
     aten.cosine_similarity.default: _likeness,
-    aten.as_strided_scatter.default: _strided_scatter,
     aten.embedding_bag.default: _bags,
     aten.embedding_bag.padding_idx: _bags,
     aten.lstm.input: _projected_lstm,
