@@ -8,12 +8,14 @@ from typing import Any
 
 from korch.candidate.candidate import make_group
 from korch.equivalence.saturate import saturate
+from korch.options import Options
 from korch.pipeline import served as of_tasks
 from korch.primitive.graph import PrimitiveGraph
 from korch.ranges.filled import ends
 from korch.ranges.form import Extent, extent
 from korch.ranges.needed import Need, in_whole_vectors, needs_of_plan
 from korch.ranges.served import Served
+from korch.system.deadline import Deadline
 from tests.provider.linear_groups import Graph
 from tests.ranges.range_models import bert, masked_model
 
@@ -75,3 +77,16 @@ def test_in_segments_that_share_a_kernel_a_reduction_ends_in_all_of_them_or_in_n
     joined: Any = SimpleNamespace(first_primitives=(0, 3))
     task: Any = SimpleNamespace(block=block)
     assert of_tasks._in_all_segments([task], joined, found) == {0: {1: extent(0)}, 3: {1: extent(0)}}
+
+
+def test_a_search_that_has_nothing_to_choose_has_no_rounds() -> None:
+    certificate = SimpleNamespace(bound_ns=0, seconds=0.0)
+    outcome: Any = SimpleNamespace(plans={"searched": ()}, found=SimpleNamespace(rounds=(), certificate=certificate))
+    masked: Any = SimpleNamespace(plan=SimpleNamespace(timed=(64,)), others=())
+    run: Any = SimpleNamespace(options=Options(), build_deadline=Deadline())
+    ledger: Any = SimpleNamespace(
+        limits=run.options.search, bounds_ns=lambda candidates: [], measure=lambda candidates, deadline: None
+    )
+    model: Any = SimpleNamespace(tasks=())
+    (plan,) = of_tasks.search_sizes(run, model, ledger, outcome, masked)
+    assert (plan.timed, plan.steps) == ((64,), ())

@@ -102,7 +102,8 @@ def search_sizes(run: Run, model: Segmented, ledger: Ledger, outcome: Outcome, m
     First, the kernels of the best plan that were chosen by estimates are measured. A search is left out if less time
     is left than the first search took until it had a plan.
     """
-    best, needed_s = outcome.plans[PlanName.SEARCHED], outcome.found.rounds[0].seconds
+    best, rounds = outcome.plans[PlanName.SEARCHED], outcome.found.rounds
+    needed_s = rounds[0].seconds if rounds else outcome.found.certificate.seconds
     unknown = list({c.key: c for c in best if not (ledger.cost_ns(c)[1] or c.offer.is_in_place)}.values())
     measure_some(ledger, unknown, run.build_deadline, needed=len(unknown))
     found, others = [(masked.plan.timed, best)], masked.others
