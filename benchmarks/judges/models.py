@@ -2,6 +2,7 @@
 
 Each is called with two inputs, in eager mode and compiled. A result is right if it is within the tolerance of
 `docs/numerics.md`: 1e-3 of the largest element from eager mode, or at most twice eager mode's error against float64.
+That error is the largest of several runs, in which the results of modules are disturbed like by a few roundings.
 The packages timm and torchvision are in no extra, because their versions follow PyTorch's.
 """
 
@@ -15,6 +16,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,7 @@ from benchmarks.judges import Judge
 from benchmarks.judges.lists import Listed, build, items
 from korch import torch_backend
 from korch.frontend.torch.ties import FirstOfEqual
-from korch.numerics import FACTOR, TOLERANCE, difference
+from korch.numerics import FACTOR, SAMPLES, TOLERANCE, difference
 
 OPTIONS = {"budget": 4, "background": False, "threads": 1}
 """How a graph is optimized to be judged."""
@@ -36,6 +38,9 @@ TIMED = {"budget": 20, "background": False, "threads": 2}
 
 TIMED_S = 10.0
 """How long the calls of all engines are timed."""
+
+ROUNDINGS = 4 * 2.0**-24
+"""The largest change of an element in a disturbed run, relative to it: four roundings of float32."""
 
 MEMORY = 14 << 30
 """The most address space of a process, in bytes."""
@@ -70,10 +75,15 @@ def _plain(value: Any) -> Any:
     return [vars(value)] if hasattr(value, "conv_states") else value
 
 
-def wrong(found: Sequence[Any], own: Sequence[Any], exact: Callable[[], Sequence[Any]]) -> str:
+def wrong(
+    found: Sequence[Any],
+    own: Sequence[Any],
+    exact: Callable[[], Sequence[Any]],
+    disturbed: Callable[[], Sequence[Any]] | None = None,
+) -> str:
     """Return how results differ from eager mode's by more than the tolerance; "" if they don't.
 
-    `own`: eager mode's results. `exact`: returns those in float64.
+    `own`: eager mode's results. `exact`: returns those in float64. `disturbed`: returns results of a disturbed run.
     """
     if len(found) != len(own):
         return f"{len(found)} results instead of {len(own)}"
@@ -84,12 +94,14 @@ def wrong(found: Sequence[Any], own: Sequence[Any], exact: Callable[[], Sequence
         if off == 0 or (a.dtype.kind == "f" and off <= TOLERANCE):
             continue
         e = _array(exact()[i])
-        error, mine = difference(a, e, b), difference(b, e, b)
-        if error.of_largest <= TOLERANCE or (
-            error.of_largest <= FACTOR * mine.of_largest < np.inf and error.rms <= FACTOR * mine.rms
-        ):
-            continue
-        return f"result {i} is off by {off:.2e}; from float64 by {error.of_largest:.2e}, eager {mine.of_largest:.2e}"
+        error, mine = difference(a, e, b), [difference(b, e, b)]
+        while error.of_largest > TOLERANCE:
+            limit, rms = (FACTOR * max(getattr(run, kind) for run in mine) for kind in ("of_largest", "rms"))
+            if error.of_largest <= limit < np.inf and error.rms <= rms:
+                break
+            if disturbed is None or len(mine) > SAMPLES:
+                return f"result {i} is off by {off:.2e}; from float64 by {error.of_largest:.2e}, limit {limit:.2e}"
+            mine.append(difference(_array(disturbed()[i]), e, b))
     return ""
 
 
@@ -97,6 +109,24 @@ def _array(leaf: Any) -> Any:
     return np.asarray(
         leaf.detach().float() if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.bfloat16 else leaf
     )
+
+
+def _disturbed(listed: Listed, given: dict[str, Any]) -> list[Any]:
+    """Return eager mode's results if each result of a module without parts is changed like by four roundings."""
+
+    def changed(x: Any) -> Any:
+        return x * (1 + ROUNDINGS * (2 * torch.rand_like(x) - 1)) if x.is_floating_point() else x
+
+    def disturb(module: Any, inputs: Any, found: Any) -> Any:
+        return pytree.tree_map_only(torch.Tensor, changed, found)
+
+    leaves = [module for module in listed.module.modules() if not list(module.children())]
+    handles = [module.register_forward_hook(disturb) for module in leaves]
+    try:
+        return _called(listed.module, given)
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _in_float64(listed: Listed, given: dict[str, Any]) -> list[Any]:
@@ -151,7 +181,8 @@ def _judge(item: str, facts: dict[str, Any]) -> tuple[str, str]:
         "fallbacks": dict(torch_backend.FALLBACKS),
     }
     for mine, right, given in zip(found, own, calls, strict=True):
-        if text := wrong(mine, right, lambda given=given: _in_float64(listed, given)):
+        exact, disturbed = partial(_in_float64, listed, given), partial(_disturbed, listed, given)
+        if text := wrong(mine, right, exact, disturbed):
             return "wrong", text
     reasons = " ".join(torch_backend.FALLBACKS)
     is_noticed = "computes something else" in reasons or "something else than it computes" in reasons

@@ -17,7 +17,20 @@ def test_results_are_compared_with_eager_mode_and_with_float64() -> None:
     assert "instead of float32[2]" in models.wrong([own[:1]], [own], never)
     assert "off by 1.00e-02; from float64" in models.wrong([off], [own], lambda: [own.double()])
     assert not models.wrong([off], [own], lambda: [off.double() + 0.009])  # eager mode itself is further away
+    runs = iter([own, own + 0.006])
+    assert not models.wrong([off], [own], lambda: [own.double()], lambda: [next(runs)])  # within twice a disturbed run
+    assert "limit 0.00e+00" in models.wrong([off], [own], lambda: [own.double()], lambda: [own])
     assert models.wrong([torch.tensor([1, 2])], [torch.tensor([1, 3])], lambda: [torch.tensor([1, 3])])
+
+
+def test_disturbed_runs_differ_by_roundings() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU())
+    x = torch.randn(1, 64)
+    listed = models.Listed(module, lambda seed: {"args": (x,)})
+    own = module(x).detach()
+    (found,) = models._disturbed(listed, {"args": (x,)})
+    assert 0 < (found - own).abs().max() < 1e-5 * own.abs().max()
+    assert torch.equal(module(x), own)
 
 
 def test_times_are_relative_to_korch() -> None:
