@@ -238,13 +238,19 @@ GIVEN = ("onnxruntime", "openvino", "inductor")
 """The engines of the experiments that repeat the paper's."""
 
 
+def by_primitives(row: dict[str, Any]) -> dict[str, Any]:
+    """Return by engine the times for a model, divided by those for its primitives, of all rounds."""
+    times = {own["name"]: np.array(own["times_ns"]) for own in row["rows"]}
+    both = {engine: (times.get(engine), times.get(f"{engine}, primitives")) for engine in GIVEN}
+    return {engine: a / b for engine, (a, b) in both.items() if a is not None and b is not None}
+
+
 def fission() -> str:
     """Return the times of engines for models, divided by those for the models' primitives."""
     rows = []
     for model, row in results("paper-fission.json").items():
-        times = {own["name"]: np.array(own["times_ns"]) for own in row["rows"]}
-        both = [(times.get(engine), times.get(f"{engine}, primitives")) for engine in GIVEN]
-        rows.append([model, *("–" if a is None or b is None else spread(a / b) for a, b in both)])
+        found = by_primitives(row)
+        rows.append([model, *(spread(found[engine]) if engine in found else "–" for engine in GIVEN)])
     return markdown(["model / its primitives", *map(ENGINES.__getitem__, GIVEN)], rows)
 
 

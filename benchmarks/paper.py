@@ -7,7 +7,7 @@
     python -m benchmarks.paper tvm [--models candy,...]       plans searched with and without TVM's kernels
                                [--budget S] [--rounds N] [--output FILE]
 
-Rows that a file of results has are not measured again.
+Rows that a file of results has are not measured again. Engines are drawn in docs/assets, too (needs matplotlib).
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import onnx
 
+from benchmarks.figures import PAPER_FIGURE_6, ROOT, by_primitives
 from benchmarks.models import PAPER, build
 from benchmarks.models.paper_blocks import (
     linear_attention,
@@ -30,7 +32,9 @@ from benchmarks.models.paper_blocks import (
     softmax_attention,
 )
 from benchmarks.peers import full_name
+from benchmarks.plot import draw
 from benchmarks.rows import known_rows, options_of, write_rows
+from benchmarks.suite import quotients
 from korch.api import optimize
 from korch.cli.bench import bench
 from korch.fission import fission
@@ -61,6 +65,9 @@ WHOLE: Mapping[str, Callable[[], onnx.ModelProto]] = {
     for name in PAPER
 }
 """The paper's models for one image and for 16."""
+
+PAPERS = "paper: TensorRT"
+"""The name of the paper's numbers in a figure."""
 
 ENGINES = ("onnxruntime", "openvino", "inductor")
 
@@ -166,14 +173,37 @@ EXPERIMENTS: Mapping[str, tuple[Callable[[str, Any, Path], dict[str, Any]], tupl
 """The experiments: what makes a row, and the names of all rows."""
 
 
+DRAWN: Mapping[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], str, Mapping[str, float]]] = {
+    "fission": (by_primitives, "time for the model / for its primitives", {"segformer": 1.24}),
+    "blocks": (
+        quotients,
+        "time / Korch's time",
+        {"norm, ReLU, pad": 1.32, "linear attention, 2048²": 3.29, "softmax attention": 1.5},
+    ),
+    "whole": (
+        quotients,
+        "time / Korch's time",
+        {f"{name} of 1 image": float(tensorrt.split(",")[0]) for name, (_, tensorrt) in PAPER_FIGURE_6.items()},
+    ),
+}
+"""By experiment, what makes the bars of a row, what they are, and the paper's numbers for TensorRT on a V100."""
+
+
+def drawn(experiment: str, rows: Mapping[str, dict[str, Any]], path: Path) -> None:
+    """Draw the rows of an experiment beside the paper's numbers."""
+    bars, label, paper = DRAWN[experiment]
+    found = {name: bars(row) | ({PAPERS: [paper[name]]} if name in paper else {}) for name, row in rows.items()}
+    draw(found, path, label)
+
+
 def main() -> int:
-    """Run one experiment; write each row when it is measured."""
+    """Run one experiment; write each row when it is measured, and draw all rows."""
     parser = options_of(__doc__, (), budget_s=40.0)
     parser.add_argument("experiment", choices=EXPERIMENTS)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     make, names = EXPERIMENTS[args.experiment]
-    path = args.output or Path(__file__).parent / "results" / f"paper-{args.experiment}.json"
+    path = args.output or ROOT / "benchmarks" / "results" / f"paper-{args.experiment}.json"
     rows = known_rows(path)
     for name in names:
         if name in rows or not any(part in name for part in args.models.split(",")):
@@ -182,6 +212,8 @@ def main() -> int:
             rows[name] = make(name, args, Path(folder))
         write_rows(path, rows)
         print(name, {k: v for k, v in rows[name].items() if k not in ("comparison", "rows", "plans")})
+    if args.experiment in DRAWN and rows and find_spec("matplotlib"):
+        drawn(args.experiment, rows, (args.output or ROOT / "docs" / "assets" / path.name).with_suffix(".svg"))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Plots the results of the suite, with a bar for each model and engine.
+"""Plots times of engines divided by Korch's, with a bar for each model and engine.
 
 python -m benchmarks.plot benchmarks/results/suite.json benchmarks/results/suite.svg
 """
@@ -7,22 +7,32 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-COLOURS = {"onnxruntime": "#7a7f87", "openvino": "#3b78c3", "inductor": "#d9822b", "iree": "#4b9a5f"}
+COLOURS = {
+    "onnxruntime": "#7a7f87",
+    "openvino": "#3b78c3",
+    "inductor": "#d9822b",
+    "iree": "#4b9a5f",
+    "paper:": "#d0d3d8",
+}
+
+LABEL_WIDTH = 16
+"""The most characters of a line below a group of bars."""
 
 
-def draw(rows: dict[str, Any], path: Path) -> None:
-    """Draw each engine's time divided by Korch's, with the 10th to 90th percentile.
-
-    The scale is logarithmic.
+def draw(found: Mapping[str, Mapping[str, Any]], path: Path, label: str = "time / Korch's time") -> None:
+    """Draw the median of each quotient, with the 10th to 90th percentile, on a logarithmic scale.
 
     Args:
-        rows: the rows of the suite, by model.
+        found: by model and engine, the quotients of all rounds.
         path: the file of the picture; its suffix sets the format.
+        label: what is divided by what.
     """
     import matplotlib as mpl
 
@@ -30,9 +40,6 @@ def draw(rows: dict[str, Any], path: Path) -> None:
     mpl.rcParams["svg.hashsalt"] = "korch"  # makes files with equal results equal
     from matplotlib import pyplot
 
-    from benchmarks.suite import quotients
-
-    found = {name: quotients(row) for name, row in rows.items()}
     engines = list(dict.fromkeys(engine for each in found.values() for engine in each))
     width = 0.8 / max(1, len(engines))
     figure, axes = pyplot.subplots(figsize=(1.6 + 1.1 * len(found), 3.6), layout="constrained")
@@ -54,15 +61,18 @@ def draw(rows: dict[str, Any], path: Path) -> None:
     axes.axhline(1, color="black", linewidth=1)
     axes.set_yscale("log", base=2)  # bars begin at Korch's time; half and twice that time have bars of equal length
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_xticks(range(len(found)), list(found))
-    axes.set_ylabel("time / Korch's time")
+    axes.set_xticks(range(len(found)), [textwrap.fill(name, LABEL_WIDTH) for name in found])
+    axes.set_ylabel(label)
     axes.spines[["top", "right"]].set_visible(False)
     handles, labels = axes.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
-    axes.legend(unique.values(), unique.keys(), frameon=False)
+    figure.legend(unique.values(), unique.keys(), frameon=False, loc="outside upper center", ncols=len(unique))
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)
 
 
 if __name__ == "__main__":
-    draw(json.loads(Path(sys.argv[1]).read_text("utf-8"))["models"], Path(sys.argv[2]))
+    from benchmarks.suite import quotients
+
+    rows = json.loads(Path(sys.argv[1]).read_text("utf-8"))["models"]
+    draw({name: quotients(row) for name, row in rows.items()}, Path(sys.argv[2]))

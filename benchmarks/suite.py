@@ -102,7 +102,7 @@ def main() -> int:
     if args.plot is not None and rows:
         from benchmarks.plot import draw
 
-        draw(rows, args.plot)
+        draw({name: quotients(row) for name, row in rows.items()}, args.plot)
     for name in failed:
         print(f"{name} failed")
     return int(bool(failed))
