@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 # Python compiles a module when it is first imported; most modules of dependencies never are.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
-EXTRAS := onnxruntime,openvino,test
+EXTRAS := onnxruntime,openvino,farm,test
 STAMP := $(VENV)/.installed
 # What pip installs as PyTorch. The default on Linux brings CUDA; a wheel of the CPU build can be given instead.
 TORCH ?= torch

@@ -183,6 +183,13 @@ class Options:
             "the speed of the plan is unknown"
         },
     )
+    farm: str = field(
+        default="",
+        metadata={
+            "help": "on CPUs, the address of a Dask scheduler, as tcp://10.0.0.1:8786, whose workers compile kernels, "
+            "and time them if their machines are of this kind (default: this machine measures alone)"
+        },
+    )
     cache_folder: Path = field(
         default_factory=default_cache_folder,
         metadata={"help": "the folder that keeps compiled kernels and measurements"},

@@ -127,6 +127,19 @@ class Builder:
                 raise CompileError(what, hint="`korch doctor` checks it")
         return pack_objects(path.read_bytes() for path in objects if isinstance(path, Path))
 
+    def store(self, source: str, data: bytes) -> None:
+        """Put the object of a text, which was compiled elsewhere, into the cache.
+
+        Raises:
+            CompileError: the cache folder can't be written.
+        """
+        target = self._target(source)
+        try:
+            write_atomically(_seal(target), hashlib.sha256(data).hexdigest().encode())
+            write_atomically(target, data)
+        except OSError as error:
+            raise _cache_error(str(error), self.folder) from error
+
     def missing_work(self, sources: Iterable[str]) -> int:
         """Return the number of texts that were not compiled before."""
         return sum(not self._target(source).exists() for source in dict.fromkeys(sources))
@@ -159,7 +172,7 @@ class Builder:
             return CompileFailure(error.what, isinstance(error, KilledError), output)
 
     def _cached(self, target: Path, make: Callable[[Path], None]) -> Path:
-        seal = target.with_name(target.name + ".sha256")
+        seal = _seal(target)
         if _is_sealed(target, seal):
             return target
         try:
@@ -255,6 +268,11 @@ def _temporary_folder() -> Path:
     folder = holder.enter_context(scratch_folder())
     make_private(folder / KERNELS)
     return folder
+
+
+def _seal(path: Path) -> Path:
+    """Return the file with the checksum of an object."""
+    return path.with_name(path.name + ".sha256")
 
 
 def _is_sealed(path: Path, seal: Path) -> bool:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
@@ -20,13 +19,15 @@ from korch.costs.model import model_for
 from korch.costs.operations import gathered_indices
 from korch.costs.rates import Calibration, Rates, Work
 from korch.measure import uncompiled
+from korch.measure.batch import JobResult, NotCompiled, SourcedJob, compile_and_time
 from korch.measure.calibrate import FACT, calibrate
-from korch.measure.compiler import Builder, CompileFailure, target_of, usable_folder
+from korch.measure.compiler import Builder, target_of, usable_folder
 from korch.measure.database import Database
-from korch.measure.meter import BATCH, SPREAD, CandidateMeter
+from korch.measure.farm import Batch, Farm
+from korch.measure.meter import SPREAD, CandidateMeter
 from korch.measure.pace import Pace
 from korch.measure.record import Failed, FailureKind, Measured, Record
-from korch.measure.timer import SCRATCH, BufferSpec, Job, Setup, time_kernels
+from korch.measure.timer import SCRATCH, BufferSpec, Job, Setup
 from korch.options import Options
 from korch.provider.for_sizes import kernel_for_sizes
 from korch.provider.in_place import InPlaceProvider
@@ -49,9 +50,6 @@ three seconds on an idle machine, and much longer on a busy one."""
 OTHER_LOOPS = 1.05
 """The factor for loops that another provider makes: without a measurement, a plan has those of Korch's generator, which
 need no tuning."""
-
-BATCH_SHARE = 0.3
-"""The largest fraction of the time left that is spent on timing one batch."""
 
 PACE_FACT = "pace-2"
 """The name in the database of the usual durations of work."""
@@ -76,6 +74,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
     """Builds kernels with the machine's compiler and times them in a separate process.
 
     Attributes:
+        farm: the workers that measure for this process; None if there are none.
         failures: the folder for the compiler's output on kernels that do not compile.
         reads_weights_from_memory: whether a model's weights don't remain in the caches from one run
             to the next. Then kernels are timed, and their bounds computed, with cold weights.
@@ -96,6 +95,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         self.target = target_of(options)
         self.model = model_for(self.target.isa) if options.ablation.learned_costs else None
         self.builder = Builder(self.target.isa, options.cache_folder, end)
+        self.farm = Farm(options.farm, options, self.target, self.builder) if options.farm else None
         self.failures = self.builder.folder.parent / "not-compiled"
         folder = self.builder.folder.parent
         fields = json.dumps(plain(self.target))
@@ -165,6 +165,11 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         """Return the rates of the calibration."""
         return self.calibration.rates
 
+    @property
+    def machines(self) -> int:
+        """The number of machines that time kernels at once."""
+        return 1 if self.farm is None else max(1, self.farm.timers)
+
     def begin(self, candidates: Sequence[Candidate]) -> None:
         """Begin to compile candidates that will likely be measured, in parallel with other work."""
         kernels = (self.kernel(c) for c in candidates if self.known(c) is None)
@@ -178,68 +183,58 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
     def close(self) -> None:
         """Stop compilers, store the usual durations, and close the database."""
         self.rest()
+        if self.farm is not None:
+            self.farm.close()
         self.database.put_fact(PACE_FACT, self.pace.to_text())
         super().close()
 
+    def measure_batches(
+        self, batches: Sequence[Sequence[Candidate]], kernels: Mapping[str, Kernel], deadline: Deadline
+    ) -> None:
+        """Build and time batches of kernels on the machines of the farm, if there is one, else one after another."""
+        left = batches
+        if self.farm is not None:
+            left = self._on_farm(self.farm, batches, kernels, deadline)
+        super().measure_batches(left, kernels, deadline)
+
     def measure_batch(self, batch: Sequence[Candidate], kernels: Mapping[str, Kernel], deadline: Deadline) -> None:
         """Compile kernels and time them."""
-        compiled = self._compiled(batch, kernels, deadline)
-        if not compiled:
-            return
-        left_s = deadline.left_s
-        self.tell(f"timing {len(compiled)} kernels")
-        begun_s = time.monotonic()
-        records = time_kernels(
-            [self._job(c, kernels[c.key]) for c, _ in compiled],
-            Setup(
-                tuple(dict.fromkeys(path for _, paths in compiled for path in paths)),
-                self.options.threads,
-                own_cache_bytes=self.target.l2_bytes,
-                l3_bytes=self.target.l3_bytes,
-            ),
-            seconds=None if left_s is None else max(0.0, BATCH_SHARE * left_s),
-            stop=deadline,
-        )
-        spent_s = time.monotonic() - begun_s - self.pace.predict_s("start")
-        samples = sum(len(r.samples_ns) for r in records if isinstance(r, Measured))
-        self.pace.note("time", samples + 2 * len(compiled), max(1e-3, spent_s))
-        for (candidate, _), record in zip(compiled, records, strict=True):
-            if isinstance(record, Measured):
-                record = replace(record, time_ns=record.time_ns + DISPATCH_NS)
-            if record is not None:
-                self.keep(candidate.key, record)
+        jobs = self._jobs(batch, kernels)
+        self._keep(batch, compile_and_time(jobs, self.builder, self._setup(), self.pace, deadline, self.tell))
 
-    def _compiled(
-        self, batch: Sequence[Candidate], kernels: Mapping[str, Kernel], deadline: Deadline
-    ) -> list[tuple[Candidate, list[Path]]]:
-        """Return the candidates of a batch that are compiled in time, with their objects; record other failures."""
-        texts = {c.key: kernels[c.key].texts for c in batch}
-        sources = list(dict.fromkeys(text for own in texts.values() for text in own))
-        missing = self.builder.missing_work(sources)
-        timing_s = self._timing_s(len(batch))
-        objects = []
-        with self.pace.noting("compile", missing):
-            objects = self.builder.compile(
-                sources,
-                deadline.before(timing_s),
-                lambda done: self.tell(f"compiling {len(batch)} kernels, {done} are done"),
-            )
-        by_text = dict(zip(sources, objects, strict=True))
-        compiled = []
-        for candidate in batch:
-            found = {text: by_text[text] for text in texts[candidate.key]}
-            failed = next(((text, f) for text, f in found.items() if isinstance(f, CompileFailure)), None)
-            if failed is not None:
-                source, failure = failed
-                kind: FailureKind = "killed" if failure.was_killed else "not compiled"
-                self.keep(candidate.key, Failed(kind, failure.message))
-                if not failure.was_killed:
-                    self.uncompiled[candidate.key] = uncompiled.record(self.failures, candidate, source, failure)
-                continue
-            paths = [path for path in found.values() if isinstance(path, Path)]
-            if len(paths) == len(found):
-                compiled.append((candidate, paths))
-        return compiled
+    def _on_farm(
+        self, farm: Farm, batches: Sequence[Sequence[Candidate]], kernels: Mapping[str, Kernel], deadline: Deadline
+    ) -> list[Sequence[Candidate]]:
+        """Let a farm measure batches; return those that it did not."""
+        asked = [
+            Batch(self._jobs(batch, kernels), [self.bound_ns(c) - DISPATCH_NS for c in batch]) for batch in batches
+        ]
+
+        def keep(i: int, outcomes: Sequence[JobResult]) -> None:
+            self._keep(batches[i], outcomes)
+
+        return [batches[i] for i in farm.measure(asked, self._setup(), deadline, keep, self.tell)]
+
+    def _jobs(self, batch: Sequence[Candidate], kernels: Mapping[str, Kernel]) -> list[SourcedJob]:
+        return [SourcedJob(kernels[c.key].texts, self._job(c, kernels[c.key])) for c in batch]
+
+    def _setup(self) -> Setup:
+        return Setup((), self.options.threads, own_cache_bytes=self.target.l2_bytes, l3_bytes=self.target.l3_bytes)
+
+    def _keep(self, batch: Sequence[Candidate], outcomes: Sequence[JobResult]) -> None:
+        """Store what became of the kernels of a batch."""
+        for candidate, outcome in zip(batch, outcomes, strict=True):
+            match outcome:
+                case Measured():
+                    self.keep(candidate.key, replace(outcome, time_ns=outcome.time_ns + DISPATCH_NS))
+                case Failed():
+                    self.keep(candidate.key, outcome)
+                case NotCompiled(source, failure):
+                    kind: FailureKind = "killed" if failure.was_killed else "not compiled"
+                    self.keep(candidate.key, Failed(kind, failure.message))
+                    if not failure.was_killed:
+                        row = uncompiled.record(self.failures, candidate, source, failure)
+                        self.uncompiled[candidate.key] = row
 
     def compile_s(self, candidates: Sequence[Candidate]) -> float:
         """Return the predicted seconds to compile the candidates that are not compiled yet."""
@@ -247,11 +242,6 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         kernels = [kernel for kernel in built if isinstance(kernel, Kernel)]
         texts = [text for kernel in kernels for text in kernel.texts]
         return self.pace.predict_s("compile", self.builder.missing_work(texts))
-
-    def _timing_s(self, kernels: int) -> float:
-        """Return the least predicted time for timing kernels: process starts, a first run of each, and a round."""
-        starts = -(-kernels // BATCH)
-        return self.pace.predict_s("start", starts) + self.pace.predict_s("time", 3 * kernels)
 
     def _calibrate(self, known: Calibration | None = None) -> Calibration:
         """Return the calibration from the database, or else `known`, or else a new one.

@@ -132,6 +132,11 @@ class CandidateMeter(ABC, Generic[T, K]):
     def rates(self) -> Rates:
         """Return the best rates of the machine."""
 
+    @property
+    def machines(self) -> int:
+        """The number of machines that time kernels at once."""
+        return 1
+
     @abstractmethod
     def measure_batch(self, batch: Sequence[Candidate], kernels: Mapping[str, K], deadline: Deadline) -> None:
         """Build and time the kernels of a batch, given by their candidates' keys, and keep the records."""
@@ -218,7 +223,13 @@ class CandidateMeter(ABC, Generic[T, K]):
                 self.keep(key, _refused(built))
             else:
                 kernels[key] = built
-        for batch in _batches([todo[key] for key in kernels]):
+        self.measure_batches(_batches([todo[key] for key in kernels]), kernels, deadline)
+
+    def measure_batches(
+        self, batches: Sequence[Sequence[Candidate]], kernels: Mapping[str, K], deadline: Deadline
+    ) -> None:
+        """Build and time batches of kernels until the deadline."""
+        for batch in batches:
             if deadline.is_over:
                 break
             self.measure_batch(batch, kernels, deadline)

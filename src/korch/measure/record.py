@@ -43,6 +43,7 @@ class Measured:
         disturbed: how many runs were disturbed: a thread had no core for a part of the run.
         is_disturbed: whether too few runs were undisturbed. Then the samples are the times of all runs, minus
             the time for which a thread had no core. That is an estimate, and is not stored for other searches.
+        machine: the machine of a farm that measured it; "" for this one.
     """
 
     time_ns: int
@@ -50,6 +51,7 @@ class Measured:
     is_confirmed: bool = False
     disturbed: int = 0
     is_disturbed: bool = False
+    machine: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +106,13 @@ def to_text(record: Record) -> str:
     """Return a record as one line of JSON."""
     if isinstance(record, Failed):
         return json.dumps({"kind": record.kind, "message": record.message})
-    return json.dumps(
-        {
-            "time_ns": record.time_ns,
-            "samples_ns": record.samples_ns,
-            "is_confirmed": record.is_confirmed,
-            "disturbed": record.disturbed,
-        }
-    )
+    fields = {
+        "time_ns": record.time_ns,
+        "samples_ns": record.samples_ns,
+        "is_confirmed": record.is_confirmed,
+        "disturbed": record.disturbed,
+    }
+    return json.dumps(fields | ({"machine": record.machine} if record.machine else {}))
 
 
 def from_text(text: str) -> Record:
@@ -129,6 +130,7 @@ def from_text(text: str) -> Record:
             tuple(data["samples_ns"]),
             bool(data.get("is_confirmed", False)),
             int(data.get("disturbed", 0)),
+            machine=str(data.get("machine", "")),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"no record: {text[:80]!r}") from error

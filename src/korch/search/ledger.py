@@ -36,7 +36,7 @@ from korch.system.files import open_file
 
 T = TypeVar("T")
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 class SolveLimits(TypedDict, total=False):
@@ -222,6 +222,11 @@ class Ledger:
         """Build and time candidates; return their records, None for candidates that the deadline left unmeasured."""
         self._take("measure", candidates, lambda: self.meter.measure(candidates, deadline))
         return [self.records.get(c.key) for c in candidates]
+
+    @property
+    def batch(self) -> int:
+        """The number of candidates to measure between two checks of the deadline: a batch for each machine."""
+        return self.limits.batch * self.answer("machines", (), lambda: self.meter.machines)
 
     def build(self, candidates: Sequence[Candidate]) -> None:
         """Build the sources of candidates; those that their providers refuse get a record."""

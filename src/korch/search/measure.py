@@ -22,7 +22,7 @@ def measure_some(ledger: Ledger, candidates: Sequence[Candidate], deadline: Dead
     Returns:
         How many were measured, or failed.
     """
-    size, found = ledger.limits.batch, []
+    size, found = ledger.batch, []
     if needed:
         ledger.expect_compiling(ledger.compile_s(candidates[:needed]))
     for start in range(0, len(candidates), size):
@@ -48,7 +48,7 @@ def confirm(ledger: Ledger, candidates: Sequence[Candidate], deadline: Deadline)
     Returns:
         Whether any kernel was measured again, so that another plan may now be better.
     """
-    size, timed = ledger.limits.batch, 0
+    size, timed = ledger.batch, 0
     todo = {c.key: c for c in candidates if isinstance(record := ledger.known(c), Measured) and not record.is_confirmed}
     order = list(todo.values())
     while timed < len(order) and not ledger.is_over(deadline):

@@ -1,0 +1,366 @@
+"""A farm: workers of a Dask cluster that compile and time kernels for a search.
+
+A machine does one thing at a time, so that nothing disturbs its timings. Workers on a machine whose target differs
+only compile. A batch whose worker is lost, late or answers nonsense is given to another machine. What no machine has
+measured is left to the caller.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from korch import __version__
+from korch.errors import OptionError
+from korch.measure.batch import JobResult, NotCompiled, SourcedJob
+from korch.measure.compiler import Builder, CompileFailure
+from korch.measure.farm_worker import answer, compile_sources, describe, time_batch
+from korch.measure.record import Failed, from_text
+from korch.measure.timer import Setup
+from korch.options import Options
+from korch.records import plain
+from korch.system.deadline import Deadline
+from korch.system.extras import install_command
+from korch.target import Target
+
+logger = logging.getLogger("korch.measure")
+
+CONNECT_S = 10.0
+"""How long a scheduler may take to answer."""
+
+DESCRIBE_S = 60.0
+"""How long a new worker may take to describe its machine: it imports Korch."""
+
+HUNG_S = 900.0
+"""A worker that has not answered after this time gets no more work."""
+
+TICK_S = 0.05
+
+ELF = b"\x7fELF"
+
+MOST_TRIES = 3
+"""The number of machines that try a batch; after that the caller measures it."""
+
+IMPOSSIBLE = 0.3
+"""A time below this share of a lower bound is no measurement of this kind of machine."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Kernels that one process times, with a lower bound of the time of each in nanoseconds."""
+
+    works: Sequence[SourcedJob]
+    bounds_ns: Sequence[int]
+
+    @property
+    def sources(self) -> list[str]:
+        """The distinct sources."""
+        return list(dict.fromkeys(text for work in self.works for text in work.texts))
+
+
+@dataclass
+class _Machine:
+    name: str
+    is_timer: bool  # whether its times count
+    workers: list[str] = field(default_factory=list)  # their addresses
+    is_busy: bool = False
+
+
+@dataclass(frozen=True)
+class _Task:
+    batch: int
+    machine: str
+    worker: str
+    is_timing: bool
+    begun_s: float
+
+
+class Farm:
+    """The workers of a Dask scheduler.
+
+    Attributes:
+        target: the target whose times count.
+        machines: the machines by name.
+        present: the addresses of the workers that the scheduler has.
+    """
+
+    def __init__(self, address: str, options: Options, target: Target, builder: Builder) -> None:
+        """Connect to a scheduler.
+
+        Args:
+            address: its address, such as tcp://10.0.0.1:8786.
+            options: the threads and instructions for which kernels are built.
+            target: the target whose times count.
+            builder: keeps the objects that workers compile.
+
+        Raises:
+            OptionError: Dask is not installed, or no scheduler answers.
+        """
+        try:
+            from distributed import Client
+        except ImportError as error:
+            raise OptionError("Dask is not installed", "option --farm", hint=install_command("farm")) from error
+        try:
+            self._client: Any = Client(address, timeout=CONNECT_S, set_as_default=False)
+        except (OSError, ValueError) as error:
+            raise OptionError(
+                f"no Dask scheduler answers at {address!r}",
+                "option --farm",
+                "an address such as tcp://10.0.0.1:8786",
+                "Start one with `dask scheduler`, and workers on each machine with `dask worker ADDRESS`",
+            ) from error
+        self._options, self.target, self._builder = options, target, builder
+        self.present: set[str] = set()
+        self._asked: dict[str, tuple[Any, float]] = {}  # new workers, and when they were asked to describe themselves
+        self._refused: set[str] = set()  # workers that get no work
+        self.machines: dict[str, _Machine] = {}
+        self.join(DESCRIBE_S)
+
+    def close(self) -> None:
+        """Disconnect; what workers still do is dropped."""
+        self._client.close()
+
+    @property
+    def timers(self) -> int:
+        """The number of machines whose times count."""
+        return sum(machine.is_timer for machine in self.machines.values())
+
+    def measure(
+        self,
+        batches: Sequence[Batch],
+        setup: Setup,
+        deadline: Deadline,
+        keep: Callable[[int, Sequence[JobResult]], None],
+        tell: Callable[[str], None],
+    ) -> list[int]:
+        """Let machines compile and time batches until the deadline.
+
+        Args:
+            batches: the batches.
+            setup: the processes that time them.
+            deadline: when to end; answers that come later are dropped.
+            keep: called with the number of a batch and the outcomes of its kernels, once for each measured batch.
+            tell: called with a text for each step that takes a while.
+
+        Returns:
+            The numbers of the batches that no machine has measured.
+        """
+        run = _Run(self, batches, setup, deadline)
+        done: list[int] = []
+        try:
+            while run.goes_on():
+                self.join()
+                run.give()
+                for i, outcomes in run.answers():
+                    done.append(i)
+                    keep(i, outcomes)
+                tell(f"{len(done)} of {len(batches)} batches are timed on {self.timers} machines")
+        finally:
+            run.drop()
+        return [i for i in range(len(batches)) if i not in done]
+
+    def submit(self, worker: str, function: Callable[..., Any], *args: Any) -> Any:
+        """Return the future of a call on one worker."""
+        return self._client.submit(answer, function, *args, workers=[worker], pure=False)
+
+    def refuse(self, worker: str, why: str) -> None:
+        """Give a worker no more work."""
+        logger.warning("worker %s gets no more work: %s", worker, why)
+        self._refused.add(worker)
+        self._leave(worker)
+
+    def store(self, sources: Sequence[str], objects: Sequence[bytes | None]) -> list[tuple[str, bytes]]:
+        """Put objects into the cache; return those that there are, with their sources.
+
+        Raises:
+            ValueError: one is no object.
+        """
+        found = [(source, data) for source, data in zip(sources, objects, strict=True) if data is not None]
+        for source, data in found:
+            if not data.startswith(ELF):
+                raise ValueError("what it compiled is no object")
+            self._builder.store(source, data)
+        return found
+
+    def _leave(self, worker: str) -> None:
+        for name, machine in list(self.machines.items()):
+            if worker in machine.workers:
+                machine.workers.remove(worker)
+                if not machine.workers:
+                    del self.machines[name]
+
+    def join(self, wait_s: float = 0.0) -> None:
+        """Take new workers in, and lost ones out; wait for the descriptions of new ones."""
+        end_s = time.monotonic() + wait_s
+        try:
+            self.present = set(self._client.sync(self._client.scheduler.identity, n_workers=-1)["workers"])
+        except Exception as error:  # noqa: BLE001 - Dask raises errors of many kinds when its scheduler is gone
+            if self.machines:
+                logger.warning("the scheduler is lost (%s); this machine goes on alone", _line(error))
+            self.present = set()
+        for worker in self._workers() - self.present:
+            logger.warning("worker %s is lost", worker)
+            self._leave(worker)
+        for worker in self.present - self._workers() - self._refused - self._asked.keys():
+            options = self._options
+            asked = self.submit(worker, describe, options.threads, self.target.isa, options.strict)
+            self._asked[worker] = asked, time.monotonic()
+        while self._asked:
+            for worker, (future, asked_s) in list(self._asked.items()):
+                is_late = time.monotonic() - asked_s > DESCRIBE_S
+                if future.done() or is_late or worker not in self.present:
+                    del self._asked[worker]
+                    self._take(worker, future)
+            if time.monotonic() >= end_s:
+                break
+            time.sleep(TICK_S)
+
+    def _workers(self) -> set[str]:
+        return {worker for machine in self.machines.values() for worker in machine.workers}
+
+    def _take(self, worker: str, future: Any) -> None:
+        """Take a worker in by the description of its machine, or refuse it."""
+        try:
+            facts = _answered(future)
+            if facts["version"] != __version__:
+                raise ValueError(f"it has Korch {facts['version']}, not {__version__}")
+            name, target, why = str(facts["machine"]), dict(facts["target"]), str(facts["why"])
+        except Exception as error:  # noqa: BLE001 - whatever a foreign process answers, or raises
+            self.refuse(worker, f"it does not describe its machine ({_line(error)})")
+            return
+        if target != plain(self.target):
+            own = plain(self.target)
+            differing = [
+                f"its {key} is {target[key]!r}, not {own[key]!r}" for key in own if target.get(key) != own[key]
+            ]
+            logger.warning("worker %s on %s only compiles: %s", worker, name, why or "; ".join(differing))
+        machine = self.machines.setdefault(name, _Machine(name, target == plain(self.target)))
+        machine.workers.append(worker)
+
+
+class _Run:
+    """The batches of one call, and what machines do for them."""
+
+    def __init__(self, farm: Farm, batches: Sequence[Batch], setup: Setup, deadline: Deadline) -> None:
+        self.farm, self.batches, self.setup, self.deadline = farm, batches, setup, deadline
+        self.waiting = deque(range(len(batches)))
+        self.objects: dict[int, list[tuple[str, bytes]]] = {}  # those of batches that only compiling workers have had
+        self.tries = [0] * len(batches)
+        self.tasks: dict[Any, _Task] = {}
+
+    def goes_on(self) -> bool:
+        """Return whether an answer may still come."""
+        if self.deadline.is_over:
+            return False
+        return bool(self.tasks) or any(self._next(machine) is not None for machine in self.farm.machines.values())
+
+    def _next(self, machine: _Machine) -> int | None:
+        """Return the batch that a machine should get: one that is compiled, if its times count."""
+        if machine.is_timer:
+            return next((i for i in self.waiting if i in self.objects), next(iter(self.waiting), None))
+        return next((i for i in self.waiting if i not in self.objects), None)
+
+    def give(self) -> None:
+        """Give each idle machine a batch."""
+        left_s = self.deadline.left_s
+        for machine in self.farm.machines.values():
+            i = None if machine.is_busy else self._next(machine)
+            if i is None:
+                continue
+            self.waiting.remove(i)
+            batch, worker, isa = self.batches[i], machine.workers[0], self.farm.target.isa
+            if machine.is_timer:
+                objects = self.objects.get(i, [])
+                future = self.farm.submit(worker, time_batch, batch.works, objects, isa, self.setup, left_s)
+            else:
+                future = self.farm.submit(worker, compile_sources, isa, batch.sources, left_s)
+            machine.is_busy = True
+            self.tasks[future] = _Task(i, machine.name, worker, machine.is_timer, time.monotonic())
+
+    def answers(self) -> list[tuple[int, list[JobResult]]]:
+        """Wait a moment; return the numbers and outcomes of the batches that were timed meanwhile."""
+        time.sleep(TICK_S)
+        found = []
+        for future, task in list(self.tasks.items()):
+            is_lost = task.worker not in self.farm.present or time.monotonic() - task.begun_s > HUNG_S
+            if not future.done() and not is_lost:
+                continue
+            self._end(future, task)
+            outcomes = None if is_lost else self._checked(future, task)
+            if outcomes is not None:
+                found.append((task.batch, outcomes))
+        return found
+
+    def _checked(self, future: Any, task: _Task) -> list[JobResult] | None:
+        """Return the outcomes of a batch; None if it waits for another machine."""
+        batch = self.batches[task.batch]
+        try:
+            found = _answered(future)
+            if task.is_timing:
+                return [_outcome(*pair, task.machine) for pair in zip(found, batch.bounds_ns, strict=True)]
+            self.objects[task.batch] = self.farm.store(batch.sources, found)
+            self.waiting.append(task.batch)
+        except Exception as error:  # noqa: BLE001 - whatever a foreign process answers, or raises
+            self.farm.refuse(task.worker, f"its answer is no measurement ({_line(error)})")
+            self._again(task)
+        return None
+
+    def _end(self, future: Any, task: _Task) -> None:
+        del self.tasks[future]
+        if task.machine in self.farm.machines:
+            self.farm.machines[task.machine].is_busy = False
+        if not future.done():
+            future.cancel()
+            self.farm.refuse(task.worker, "it is lost")
+            self._again(task)
+
+    def _again(self, task: _Task) -> None:
+        self.tries[task.batch] += 1
+        if self.tries[task.batch] < MOST_TRIES:
+            self.waiting.appendleft(task.batch)
+
+    def drop(self) -> None:
+        """Cancel what runs."""
+        for future, task in self.tasks.items():
+            future.cancel()
+            if task.machine in self.farm.machines:
+                self.farm.machines[task.machine].is_busy = False
+
+
+def _answered(future: Any) -> Any:
+    """Return what a worker has answered.
+
+    Raises:
+        Exception: it has raised an error, or its answer does not come.
+    """
+    found = future.result(timeout=CONNECT_S)
+    if "error" in found:
+        raise ValueError(str(found["error"]))
+    return found["answer"]
+
+
+def _outcome(answer: Any, bound_ns: int, machine: str) -> JobResult:
+    """Return what the answer of a machine for a kernel says.
+
+    Raises:
+        ValueError: it is no answer, or not possible.
+    """
+    if answer is None:
+        return None
+    if isinstance(answer, str):
+        record = from_text(answer)
+        if isinstance(record, Failed):
+            return record
+        if record.time_ns < IMPOSSIBLE * bound_ns:
+            raise ValueError(f"{record.time_ns} ns where at least {bound_ns} are needed")
+        return replace(record, machine=machine)
+    source, failure = answer
+    return NotCompiled(str(source), CompileFailure(**failure))
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:200] or type(error).__name__
