@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from korch.candidate.candidate import Candidate, Offer, make_group
-from korch.options import Options
+from korch.limits import DEFAULT_LIMITS
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.layout import TransposeAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.primitive.types import ValueType
 from korch.search.baselines import baseline_plans, is_fused_by_rules
 from korch.search.result import PlanName
+from korch.system.deadline import Deadline
 
 SQUARE = ValueType.parse("f32[8,8]")
 
@@ -63,14 +64,17 @@ def test_once_computes_nothing_twice_and_by_rules_and_split_fuse_less() -> None:
         return 10, True  # so that the plan with the fewest kernels is the cheapest
 
     ledger: Any = SimpleNamespace(
+        limits=DEFAULT_LIMITS,
+        left_s=lambda deadline: deadline.left_s,
         cost_ns=cost_ns,
         is_measured=lambda candidate: True,
         guesses_ns=lambda some: [0] * len(some),
         solve=lambda solver, costs, seconds: solver.solve(costs, seconds=seconds),
     )
-    plans = baseline_plans(graph, found, ledger, Options(), 10.0, found[-2:])
+    plans = baseline_plans(graph, found, ledger, 10.0, found[-2:])
     sizes = {name: sorted(len(c.group.primitives) for c in steps) for name, steps in plans.items()}
     assert sizes[PlanName.PLAIN_LAYOUT] == [3, 3]
     assert sizes[PlanName.ONCE] == [1, 2, 2]
     assert sizes[PlanName.BY_RULES] == [1, 1, 2, 2]
     assert sizes[PlanName.SPLIT] == [1] * 5
+    assert baseline_plans(graph, found, ledger, 10.0, found[-2:], Deadline(0.0)) == {}  # no time is left

@@ -12,12 +12,13 @@ from dataclasses import replace
 from korch.binary_program.solve import Solver
 from korch.candidate.candidate import Candidate
 from korch.errors import InfeasibleError
-from korch.options import Options
+from korch.measure.meter import NEVER
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Category
 from korch.search.instance import Instance
 from korch.search.ledger import Ledger
 from korch.search.result import PlanName
+from korch.system.deadline import Deadline
 
 UNCOUNTED = (Category.BROADCAST, Category.LAYOUT)
 """Kinds of primitives that compute nothing, so that several kernels may read through one at no cost."""
@@ -27,11 +28,13 @@ def baseline_plans(
     graph: PrimitiveGraph,
     candidates: Sequence[Candidate],
     ledger: Ledger,
-    options: Options,
     seconds: float,
     searched: Sequence[Candidate],
+    deadline: Deadline = NEVER,
 ) -> dict[str, tuple[Candidate, ...]]:
     """Return plans of the least cost by name, each solved within `seconds`; an infeasible one is left out.
+
+    Those for which no time is left before the deadline are left out, too.
 
     - split: one primitive per kernel (with the broadcasts that it reads);
     - plain-layout: every value in the plain layout;
@@ -51,16 +54,19 @@ def baseline_plans(
     }
     plans: dict[str, tuple[Candidate, ...]] = {}
     for name, subset in subsets.items():
+        left_s = ledger.left_s(deadline)
+        if left_s is not None and left_s <= 0:
+            break
         problem = Instance(graph, subset).problem(ledger.cost_ns)
         costs_ns = [
             max(kernel.cost_ns, 0 if kernel.is_measured else guess_ns)
             for kernel, guess_ns in zip(problem.kernels, ledger.guesses_ns(subset), strict=True)
         ]
         try:
-            solver = Solver(
-                replace(problem, once=frozenset(computing if name is PlanName.ONCE else ())), limits=options.search
-            )
-            plan = ledger.solve(solver, costs_ns, seconds=min(seconds, options.search.solver_seconds))
+            once = frozenset(computing if name is PlanName.ONCE else ())
+            solver = Solver(replace(problem, once=once), limits=ledger.limits)
+            most_s = min(seconds, ledger.limits.solver_seconds, *(() if left_s is None else (left_s,)))
+            plan = ledger.solve(solver, costs_ns, seconds=most_s)
         except InfeasibleError:
             continue
         if plan.kernels:

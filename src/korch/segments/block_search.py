@@ -331,11 +331,11 @@ class BlockSearch:
             exact = (c for c in task.candidates if task.errors.of.keys().isdisjoint(c.group.primitives))
             usable = [c for c in exact if not self.ledger.has_failed(c)]
             seconds = WHOLE_BASELINE_SECONDS if self.is_whole else BASELINE_SECONDS
-            kept = Solved(
-                plain.found,
-                baseline_plans(task.block.graph, usable, self.ledger, self.options, seconds, plain.found.steps),
-            )
-            self._keep(plain, SearchPhase.BASELINES, kept)
+            graph, searched = task.block.graph, plain.found.steps
+            plans = baseline_plans(graph, usable, self.ledger, seconds, searched, self.deadline)
+            kept = Solved(plain.found, plans)
+            if not self._is_over():
+                self._keep(plain, SearchPhase.BASELINES, kept)
         return dict(kept.plans)
 
     def savings(self, one: BlockInterface) -> Savings:
