@@ -15,6 +15,7 @@ from korch.primitive.ops.layout import TransposeAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.primitive.types import ValueType
 from korch.search.baselines import baseline_plans, is_fused_by_rules
+from korch.search.instance import Instance
 from korch.search.result import PlanName
 from korch.system.deadline import Deadline
 
@@ -71,10 +72,10 @@ def test_once_computes_nothing_twice_and_by_rules_and_split_fuse_less() -> None:
         guesses_ns=lambda some: [0] * len(some),
         solve=lambda solver, costs, seconds: solver.solve(costs, seconds=seconds),
     )
-    plans = baseline_plans(graph, found, ledger, 10.0, found[-2:])
+    plans = baseline_plans(Instance(graph, found), ledger, 10.0, found[-2:])
     sizes = {name: sorted(len(c.group.primitives) for c in steps) for name, steps in plans.items()}
     assert sizes[PlanName.PLAIN_LAYOUT] == [3, 3]
     assert sizes[PlanName.ONCE] == [1, 2, 2]
     assert sizes[PlanName.BY_RULES] == [1, 1, 2, 2]
     assert sizes[PlanName.SPLIT] == [1] * 5
-    assert baseline_plans(graph, found, ledger, 10.0, found[-2:], Deadline(0.0)) == {}  # no time is left
+    assert baseline_plans(Instance(graph, found), ledger, 10.0, found[-2:], Deadline(0.0)) == {}  # no time is left

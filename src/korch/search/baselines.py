@@ -13,7 +13,6 @@ from korch.binary_program.solve import Solver
 from korch.candidate.candidate import Candidate
 from korch.errors import InfeasibleError
 from korch.measure.meter import NEVER
-from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Category
 from korch.search.instance import Instance
 from korch.search.ledger import Ledger
@@ -25,12 +24,7 @@ UNCOUNTED = (Category.BROADCAST, Category.LAYOUT)
 
 
 def baseline_plans(
-    graph: PrimitiveGraph,
-    candidates: Sequence[Candidate],
-    ledger: Ledger,
-    seconds: float,
-    searched: Sequence[Candidate],
-    deadline: Deadline = NEVER,
+    instance: Instance, ledger: Ledger, seconds: float, searched: Sequence[Candidate], deadline: Deadline = NEVER
 ) -> dict[str, tuple[Candidate, ...]]:
     """Return plans of the least cost by name, each solved within `seconds`; an infeasible one is left out.
 
@@ -43,6 +37,7 @@ def baseline_plans(
 
     Kernels that were not timed cost what is estimated.
     """
+    graph, candidates = instance.graph, instance.candidates
     computing = {p for p, one in enumerate(graph.primitives) if one.row.category not in UNCOUNTED}
     runs = Counter(p for c in searched for p in c.group.primitives)
     repeats = any(runs[p] > 1 for p in computing)
@@ -57,7 +52,7 @@ def baseline_plans(
         left_s = ledger.left_s(deadline)
         if left_s is not None and left_s <= 0:
             break
-        problem = Instance(graph, subset).problem(ledger.cost_ns)
+        problem = instance.of(subset).problem(ledger.cost_ns)
         costs_ns = [
             max(kernel.cost_ns, 0 if kernel.is_measured else guess_ns)
             for kernel, guess_ns in zip(problem.kernels, ledger.guesses_ns(subset), strict=True)

@@ -76,7 +76,9 @@ class Assembly:
 
     def block_counts(self) -> Counter[int]:
         """Return how often a plan runs each block."""
-        return Counter(self.block_of[i] for i, j in enumerate(self.plain_choice().interfaces) if j >= 0)
+        graphs = [instance.graph for instance in self.partition.instances]
+        computed = (i for i, graph in enumerate(graphs) if any(v not in graph.given for _, v in graph.outputs))
+        return Counter(self.block_of[i] for i in computed)
 
     def prefer(self, estimated_ns: Mapping[Key, int]) -> SegmentChoice:
         """Return the choice with the least estimated cost; nothing is measured.
@@ -166,12 +168,6 @@ class Assembly:
                 written.update(step.output_ports)
                 kept.append(step)
         return tuple(kept)
-
-    def plain_choice(self) -> SegmentChoice:
-        """Return the choice of the plain interface for all segments; its cost and bound are 0."""
-        graphs = [instance.graph for instance in self.partition.instances]
-        runs = [any(v not in graph.given for _, v in graph.outputs) for graph in graphs]
-        return SegmentChoice(tuple(0 if r else -1 for r in runs), ((),) * (len(runs) + 1), 0, 0)
 
     def _options(self, found: Container[Key]) -> list[_Option]:
         options = []

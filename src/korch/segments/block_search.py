@@ -316,26 +316,20 @@ class BlockSearch:
             total_ns += min(times_ns)
         return total_ns
 
-    def baselines(self, b: int) -> dict[str, tuple[Candidate, ...]]:
-        """Return the baseline plans of a block, all for the plain interface.
-
-        There are none if the plain interface has no plan, or if the budget is spent.
-        """
-        plain = self.blocks[b][0]
-        is_asked = self.options.measure and self.options.ablation.baselines
-        if not is_asked or plain.found is None or self._is_over():
+    def baselines(self, one: BlockInterface) -> dict[str, tuple[Candidate, ...]]:
+        """Return the baseline plans of a block in an interface that has a plan; none if the budget is spent."""
+        if not self.options.measure or not self.options.ablation.baselines or self._is_over():
             return {}
-        task = plain.task
-        kept = self._kept(plain, SearchPhase.BASELINES)
+        kept = self._kept(one, SearchPhase.BASELINES)
         if kept is None:
-            exact = (c for c in task.candidates if task.errors.of.keys().isdisjoint(c.group.primitives))
+            exact = (c for c in one.task.candidates if one.task.errors.of.keys().isdisjoint(c.group.primitives))
             usable = [c for c in exact if not self.ledger.has_failed(c)]
             seconds = WHOLE_BASELINE_SECONDS if self.is_whole else BASELINE_SECONDS
-            graph, searched = task.block.graph, plain.found.steps
-            plans = baseline_plans(graph, usable, self.ledger, seconds, searched, self.deadline)
-            kept = Solved(plain.found, plans)
+            instance = one.instance.of(usable)
+            plans = baseline_plans(instance, self.ledger, seconds, one.result.steps, self.deadline)
+            kept = Solved(one.result, plans)
             if not self._is_over():
-                self._keep(plain, SearchPhase.BASELINES, kept)
+                self._keep(one, SearchPhase.BASELINES, kept)
         return dict(kept.plans)
 
     def savings(self, one: BlockInterface) -> Savings:

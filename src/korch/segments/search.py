@@ -83,7 +83,7 @@ def search_segments(
     made: dict[str, tuple[SegmentChoice, Steps]] = {
         PlanName.SEARCHED: (choice, {one: one.result.steps for one in search.planned})
     }
-    made |= _baselines(assembly, search)
+    made |= _baselines(assembly, search, choice)
     if second := search.runner_up():
         made[PlanName.SECOND] = (choice, dict.fromkeys(uses, second))
     plans = {name: _steps(assembly, search, *plan) for name, plan in made.items()}
@@ -169,10 +169,11 @@ def _identity(step: Candidate) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     return step.key, step.group.primitives, step.group.outputs
 
 
-def _baselines(assembly: Assembly, search: BlockSearch) -> dict[str, tuple[SegmentChoice, Steps]]:
-    """Return the baseline plans that every block has, as a choice and the kernels of each block."""
-    choice = assembly.plain_choice()
-    plans = {one: search.baselines(one.key[0]) for one in assembly.uses(choice, search.blocks)}
+def _baselines(
+    assembly: Assembly, search: BlockSearch, choice: SegmentChoice
+) -> dict[str, tuple[SegmentChoice, Steps]]:
+    """Return the baseline plans that every block has in its chosen interfaces, as the kernels of each block."""
+    plans = {one: search.baselines(one) for one in assembly.uses(choice, search.blocks)}
     names = [name for name in next(iter(plans.values()), {}) if all(name in own for own in plans.values())]
     return {name: (choice, {one: own[name] for one, own in plans.items()}) for name in names}
 
