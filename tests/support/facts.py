@@ -4,7 +4,9 @@ from __future__ import annotations
 
 
 class Facts:
-    """Keeps facts by name."""
+    """Keeps facts by name, like the database of a meter; one machine measures."""
+
+    machines = 1
 
     def __init__(self) -> None:
         self.facts: dict[str, str] = {}
