@@ -42,6 +42,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "option precision: the value 'int8' is for CPUs only. Add --target cpu, or remove --precision",
     ),
     ({"state": "bfloat16", "target": "cuda"}, "option state: sessions are for CPUs only. Remove --state"),
+    ({"farm": "tcp://h:1", "target": "cuda"}, "option farm: farms are for CPUs only. Remove --farm"),
     ({"precision": "int8", "strict": True}, "option precision: int8 does not go with --strict. Remove one of both"),
     (
         {"schedule": "tasks", "target": "cuda"},

@@ -237,8 +237,10 @@ class Options:
             )
 
     def _check_types(self) -> None:
-        if self.state != "float32" and self.is_cuda:
-            raise OptionError("sessions are for CPUs only", "option state", hint="Remove --state")
+        for_cpus = {"state": ("sessions are", self.state != "float32"), "farm": ("farms are", bool(self.farm))}
+        for name, (what, is_set) in for_cpus.items():
+            if is_set and self.is_cuda:
+                raise OptionError(f"{what} for CPUs only", f"option {name}", hint=f"Remove --{name}")
         if self.precision != "float32" and self.is_cuda == (self.precision == "int8"):
             devices, other = ("CUDA devices", "cuda") if self.precision != "int8" else ("CPUs", "cpu")
             raise OptionError(

@@ -95,7 +95,8 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         self.target = target_of(options)
         self.model = model_for(self.target.isa) if options.ablation.learned_costs else None
         self.builder = Builder(self.target.isa, options.cache_folder, end)
-        self.farm = Farm(options.farm, options, self.target, self.builder) if options.farm else None
+        has_farm = options.farm and options.measure and options.replay is None
+        self.farm = Farm(options.farm, options, self.target, self.builder) if has_farm else None
         self.failures = self.builder.folder.parent / "not-compiled"
         folder = self.builder.folder.parent
         fields = json.dumps(plain(self.target))

@@ -68,7 +68,7 @@ REWRITE_SHARE = 0.25  # share of the budget after which no more alternatives are
 CHECK_SHARE = 0.25  # share of the remaining time reserved to check the error of a plan and to search again
 VARIANTS_SHARE = 0.3  # share of the time of a search reserved for plans for other sizes
 
-NOT_REPLAYED = ("cache_folder", "ledger", "replay", "on_interrupt", "budget_s", "host", "calibrate", "inputs")
+NOT_REPLAYED = ("cache_folder", "farm", "ledger", "replay", "on_interrupt", "budget_s", "host", "calibrate", "inputs")
 """Options that may differ between a search and its replay."""
 
 HALF = {"float16": DType.F16, "bfloat16": DType.BF16}
