@@ -40,7 +40,7 @@ from korch.cli.bench import bench
 from korch.fission import fission
 from korch.frontend import load_model
 from korch.inputs import random_inputs
-from korch.limits import DEFAULT_LIMITS, SearchLimits
+from korch.limits import SearchLimits
 from korch.options import Options
 from korch.pipeline import Run, run_until
 from korch.primitive.as_onnx import OnnxNodes
@@ -48,7 +48,6 @@ from korch.records import plain
 from korch.report.compare import RunnerSpec, Settings, compare
 from korch.report.kernel import operations
 from korch.report.stage_onnx import save_model
-from korch.search.result import PlanName
 
 BLOCKS: Mapping[str, Callable[[], onnx.ModelProto]] = {
     "norm, ReLU, pad": normalized_and_padded,
@@ -96,24 +95,12 @@ def of_fission(name: str, args: Any, folder: Path) -> dict[str, Any]:
 
 
 def of_plans(name: str, args: Any, folder: Path) -> dict[str, Any]:
-    """Return the times of engines for a block or a model, of its whole plans, and of the kernels of the best one.
-
-    A search of a large model has no time left for the other plans. Then a second one begins with what the first one
-    has measured, may take three times as long, and ends as soon as measuring brings nothing.
-    """
+    """Return the times of engines for a block or a model, of its whole plans, and of the kernels of the best one."""
     path, artifact = folder / "block.onnx", folder / "block.korch"
     path.write_bytes((BLOCKS | WHOLE)[name]().SerializeToString())
-    for budget, patience in ((args.budget, DEFAULT_LIMITS.patience), (3 * args.budget, 0)):
-        executable: Any = optimize(
-            path,
-            threads=args.threads,
-            budget=budget,
-            search=SearchLimits(patience=patience),
-            cache_folder=folder / "cache",
-            progress=False,
-        )
-        if {PlanName.BY_RULES, PlanName.ONCE} <= {plan.plan for plan in executable.report.plans}:
-            break
+    executable: Any = optimize(
+        path, threads=args.threads, budget=args.budget, cache_folder=folder / "cache", progress=False
+    )
     executable.save(artifact)
     report = plain(executable.report)
     kernels = [{"operations": operations(step, 99), "cost_ns": step.cost_ns} for step in executable.plan.steps]
