@@ -35,6 +35,7 @@ from benchmarks.peers import full_name
 from benchmarks.plot import draw
 from benchmarks.rows import known_rows, options_of, write_rows
 from benchmarks.suite import quotients
+from korch.ablation import Ablation
 from korch.api import optimize
 from korch.cli.bench import bench
 from korch.fission import fission
@@ -69,6 +70,9 @@ WHOLE: Mapping[str, Callable[[], onnx.ModelProto]] = {
 PAPERS = "paper: TensorRT"
 """The name of the paper's numbers in a figure."""
 
+RULES = "by-rules"
+"""The name of the plan whose groups ONNX Runtime or Inductor could fuse."""
+
 ENGINES = ("onnxruntime", "openvino", "inductor")
 
 
@@ -95,20 +99,43 @@ def of_fission(name: str, args: Any, folder: Path) -> dict[str, Any]:
 
 
 def of_plans(name: str, args: Any, folder: Path) -> dict[str, Any]:
-    """Return the times of engines for a block or a model, of its whole plans, and of the kernels of the best one."""
-    path, artifact = folder / "block.onnx", folder / "block.korch"
-    path.write_bytes((BLOCKS | WHOLE)[name]().SerializeToString())
-    executable: Any = optimize(
-        path, threads=args.threads, budget=args.budget, cache_folder=folder / "cache", progress=False
+    """Return the times of engines for a block, of its whole plans, and of the kernels of the best one."""
+    path = folder / "block.onnx"
+    path.write_bytes(BLOCKS[name]().SerializeToString())
+    row = searched(path, folder, args, Ablation())
+    comparison = bench(
+        folder / "any.korch", list(map(full_name, ENGINES)), path, args.rounds, Options(threads=args.threads), {}
     )
-    executable.save(artifact)
+    return {"comparison": comparison.to_json()} | row
+
+
+def of_whole(name: str, args: Any, folder: Path) -> dict[str, Any]:
+    """Return the times of engines for a model, of its plan, and of the plan of a search with groups by rules.
+
+    The second search begins with what the first one has measured.
+    """
+    path = folder / "model.onnx"
+    path.write_bytes(WHOLE[name]().SerializeToString())
+    row = searched(path, folder, args, Ablation())
+    row["by-rules"] = searched(path, folder, args, Ablation(groups="by-rules"))
+    runners = [
+        RunnerSpec("korch", folder / "any.korch", "korch"),
+        RunnerSpec("korch", folder / "by-rules.korch", RULES),
+    ]
+    runners += [RunnerSpec(full_name(engine), path, engine) for engine in ENGINES]
+    settings = Settings(args.threads, args.rounds, subject="korch", leave_out=True)
+    return {"comparison": compare(runners, random_inputs(path), settings).to_json()} | row
+
+
+def searched(path: Path, folder: Path, args: Any, ablation: Ablation) -> dict[str, Any]:
+    """Write an artifact, named after its groups; return its plans and the kernels of the best one."""
+    executable: Any = optimize(
+        path, threads=args.threads, budget=args.budget, ablation=ablation, cache_folder=folder / "cache", progress=False
+    )
+    executable.save(folder / f"{ablation.groups}.korch")
     report = plain(executable.report)
     kernels = [{"operations": operations(step, 99), "cost_ns": step.cost_ns} for step in executable.plan.steps]
-    del executable  # its weights and threads are not part of the comparison
-    comparison = bench(
-        artifact, list(map(full_name, ENGINES)), path, args.rounds, Options(threads=args.threads), {}
-    ).to_json()
-    return {"comparison": comparison, "plan": report["plan"], "plans": report["plans"], "kernels": kernels}
+    return {"plan": report["plan"], "plans": report["plans"], "kernels": kernels}
 
 
 def of_candidates(name: str, args: Any, folder: Path) -> dict[str, Any]:
@@ -166,7 +193,7 @@ def of_tvm(name: str, args: Any, folder: Path) -> dict[str, Any]:
 EXPERIMENTS: Mapping[str, tuple[Callable[[str, Any, Path], dict[str, Any]], tuple[str, ...]]] = {
     "fission": (of_fission, PAPER),
     "blocks": (of_plans, tuple(BLOCKS)),
-    "whole": (of_plans, tuple(WHOLE)),
+    "whole": (of_whole, tuple(WHOLE)),
     "candidates": (of_candidates, PAPER),
     "tvm": (of_tvm, ("candy", "segformer")),
 }

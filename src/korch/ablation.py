@@ -23,10 +23,11 @@ class Ablation:
             kernels, by the cost of their operations.
         layouts: "any" allows all layouts of values; "last" only plain and channels-last layouts;
             "plain" only the plain layout.
+        groups: "any" allows all groups of primitives; "by-rules" those that ONNX Runtime's and Inductor's fusion by
+            rules would make (`korch.search.baselines.grown_by_rules`).
         attach_chains: whether a chain of elementwise primitives without a branch always stays in
             one candidate.
-        baselines: whether the best plan is compared end to end with the fully split, the plain-layout
-            and the greedily fused plan.
+        baselines: whether the best plan is compared end to end with the plans of `korch.search.baselines`.
         learned_costs: whether kernels that are not measured are estimated by the learned model of costs, not by their
             bytes and operations alone.
         host: whether operators that do not fit a graph of static tensors run in ONNX Runtime. If not, models with
@@ -39,6 +40,7 @@ class Ablation:
     rules: str = "all"
     rewrites: Literal["joint", "first"] = "joint"
     layouts: Literal["any", "last", "plain"] = "any"
+    groups: Literal["any", "by-rules"] = "any"
     attach_chains: bool = True
     baselines: bool = True
     learned_costs: bool = True

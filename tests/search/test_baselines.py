@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import onnx
 import pytest
 
+from korch.ablation import Ablation
 from korch.candidate.candidate import Candidate, Offer, make_group
 from korch.limits import DEFAULT_LIMITS
+from korch.options import Options
+from korch.pipeline import Run, run_until
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.layout import TransposeAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
@@ -32,7 +37,7 @@ def candidate(graph: PrimitiveGraph, primitives: Sequence[int], provider: str = 
     ("ops", "is_fused"),
     [
         (("exp", "reduce_max", "neg"), True),
-        (("matmul", "neg", "reduce_max"), True),
+        (("matmul", "neg", "reduce_max"), False),
         (("transpose", "matmul", "neg"), True),
         (("neg", "matmul"), False),
         (("transpose", "neg", "transpose", "matmul"), False),
@@ -79,3 +84,19 @@ def test_once_computes_nothing_twice_and_by_rules_and_split_fuse_less() -> None:
     assert sizes[PlanName.BY_RULES] == [1, 1, 2, 2]
     assert sizes[PlanName.SPLIT] == [1] * 5
     assert baseline_plans(Instance(graph, found), ledger, 10.0, found[-2:], Deadline(0.0)) == {}  # no time is left
+
+
+def test_a_search_can_be_limited_to_groups_by_rules(cache_folder: Path) -> None:
+    w, x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [64, 64]) for name in "wxy")
+    nodes = [onnx.helper.make_node("MatMul", ["x", "w"], ["a"]), onnx.helper.make_node("Exp", ["a"], ["y"])]
+    model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [x, w], [y]))
+    found: dict[str, list[set[str]]] = {}
+    for groups in ("any", "by-rules"):
+        options = Options(ablation=Ablation(groups=groups), cache_folder=cache_folder)  # type: ignore[arg-type]
+        run = Run(options, {}, lambda update: None, model)
+        with run.resources:
+            run_until(run, "candidates", skip=("reference",))
+            candidates = [c for task in run.results["candidates"].tasks for c in task.candidates]
+        found[groups] = [{p.op for p in c.group.body.primitives} for c in candidates]
+    assert {"matmul"} in found["any"] and {"matmul"} not in found["by-rules"]
+    assert {"matmul", "exp"} in found["by-rules"] and {"exp"} in found["by-rules"]

@@ -12,7 +12,7 @@ from korch.candidate.shape import Compose, GroupShape
 from korch.measure.meter import AnyMeter
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
-from korch.search.baselines import has_layouts
+from korch.search.baselines import grown_by_rules, has_layouts
 from korch.search.infeasible import check_every_primitive_runs
 from korch.search.instance import EXACT, PLAIN, Answers, Errors, Interface, collect_candidates
 from korch.segments.block import Block, Partition
@@ -70,6 +70,8 @@ def prepare(
     candidates, refusals = collect_candidates(graph, asked, answers, interfaces, held)
     candidates = tuple(c for c in candidates if has_layouts(c, options.ablation.layouts))
     check_every_primitive_runs(graph, candidates, refusals)
+    if options.ablation.groups == "by-rules":
+        candidates = tuple(grown_by_rules(graph, candidates))
     return BlockTask(block, candidates, enumeration, interfaces)
 
 
