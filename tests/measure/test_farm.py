@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,10 @@ import pytest
 import korch
 from korch.errors import OptionError
 from korch.measure import farm as farm_module
-from korch.measure.batch import JobResult, NotCompiled, SourcedJob
-from korch.measure.compiler import Builder, CompileFailure, target_of
+from korch.measure.batch import SourcedJob
+from korch.measure.compiler import Builder, target_of
 from korch.measure.farm import Batch, Farm
-from korch.measure.record import Measured, to_text
+from korch.measure.record import Failed, Measured, to_text
 from korch.measure.timer import BufferSpec, Job, Setup
 from korch.options import Options
 from korch.system.deadline import Deadline
@@ -36,6 +37,11 @@ PRELOADS = {
     "differs": (
         "from dataclasses import replace\nfrom korch.measure import compiler, farm_worker\n"
         "farm_worker.target_of = lambda options: replace(compiler.target_of(options), cpu='another')\n"
+    ),
+    "limited": (
+        "from korch.errors import OptionError\nfrom korch.measure import farm_worker\n"
+        "def target_of(options):\n    raise OptionError('too many', 'option threads')\n"
+        "farm_worker.target_of = target_of\n"
     ),
 }
 
@@ -90,10 +96,11 @@ def batches(numbers: Sequence[int]) -> list[Batch]:
 
 
 def joined(cluster: Cluster, options: Options, builder: Builder, machines: int) -> Farm:
-    farm = Farm(cluster.address, options, target_of(options), builder)
+    farm = Farm(replace(options, farm=cluster.address), target_of(options), builder)
     end_s = time.monotonic() + 120
     while len(farm.machines) < machines and time.monotonic() < end_s:
-        farm.join(0.1)
+        farm.join()
+        time.sleep(0.05)
     return farm
 
 
@@ -106,28 +113,29 @@ def test_what_one_machine_fails_to_measure_another_one_does(
         cluster.add(machine)
     options = Options(threads=1)
     builder = Builder(target_of(options).isa, tmp_path / "own")
-    farm = joined(cluster, options, builder, 4)
+    farm = joined(cluster, options, builder, 5)
     assert {name: machine.is_timer for name, machine in farm.machines.items()} == {
         "lost": True,
         "good": True,
         "garbage": True,
-        "differs": False,
+        "differs (only compiles)": False,
+        "limited (only compiles)": False,
     }
-    found: dict[int, Sequence[JobResult]] = {}
+    found: dict[int, Sequence[Measured | None]] = {}
 
-    def keep(i: int, outcomes: Sequence[JobResult]) -> None:
+    def keep(i: int, records: Sequence[Measured | None]) -> None:
         assert i not in found
-        found[i] = outcomes
+        found[i] = records
         if cluster.workers["lost"].poll() is None:
             cluster.kill("lost")
 
     setup = Setup((), 1)
     assert farm.measure(batches(range(12)), setup, Deadline(), keep, lambda text: None) == []
-    records = [record for outcomes in found.values() for record in outcomes]
-    assert len(records) == 12 and all(isinstance(record, Measured) for record in records)
-    assert {record.machine for record in records if isinstance(record, Measured)} <= {"lost", "good"}
-    assert '"machine": "good"' in "".join(to_text(r) for r in records if isinstance(r, Measured))
+    records = [record for own in found.values() for record in own if record is not None]
+    assert len(records) == 12 and {record.machine for record in records} <= {"lost", "good"}
+    assert '"machine": "good"' in "".join(map(to_text, records))
     assert "its cpu is 'another', not" in caplog.text and "is no measurement" in caplog.text
+    assert "only compiles: option threads: too many" in caplog.text
     assert caplog.text.count("gets no more work") + caplog.text.count("is lost") >= 2
 
     executable = korch.optimize(
@@ -152,17 +160,17 @@ def relu() -> onnx.ModelProto:
 
 def test_a_scheduler_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(farm_module, "CONNECT_S", 0.5)
-    options = Options(threads=1)
+    options = Options(threads=1, farm="tcp://127.0.0.1:9")
     with pytest.raises(OptionError, match=r"option --farm: no Dask scheduler answers at .tcp:..127\.0\.0\.1:9"):
-        Farm("tcp://127.0.0.1:9", options, target_of(options), Builder("generic", tmp_path))
+        Farm(options, target_of(options), Builder("generic", tmp_path))
 
 
 def test_answers_are_checked() -> None:
-    text = to_text(Measured(100, (100,)))
-    assert farm_module._outcome(text, 100, "a") == Measured(100, (100,), machine="a")
-    failure = {"message": "no", "was_killed": False, "output": ""}
-    assert farm_module._outcome(["source", failure], 1, "a") == NotCompiled("source", CompileFailure("no"))
-    assert farm_module._outcome(None, 1, "a") is None
-    for wrong, bound_ns in ((text, 1000), ("{}", 1), (["source"], 1), (7, 1)):
-        with pytest.raises((ValueError, TypeError)):
-            farm_module._outcome(wrong, bound_ns, "a")
+    text = to_text(Measured(100, (100,), is_disturbed=True))
+    assert farm_module._measured(text, 100, "a") == Measured(100, (100,), is_disturbed=True, machine="a")
+    failed = to_text(Failed("crashed", "it ran out of memory"))
+    for doubtful, bound_ns in ((text, 1000), (failed, 1), (None, 1)):
+        assert farm_module._measured(doubtful, bound_ns, "a") is None  # this machine measures it
+    for wrong in ("{}", "x", '["source"]'):
+        with pytest.raises(ValueError):
+            farm_module._measured(wrong, 1, "a")

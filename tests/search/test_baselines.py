@@ -19,7 +19,7 @@ from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.layout import TransposeAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.primitive.types import ValueType
-from korch.search.baselines import baseline_plans, is_fused_by_rules
+from korch.search.baselines import baseline_plans, grown_by_rules, is_fused_by_rules
 from korch.search.instance import Instance
 from korch.search.result import PlanName
 from korch.system.deadline import Deadline
@@ -37,6 +37,7 @@ def candidate(graph: PrimitiveGraph, primitives: Sequence[int], provider: str = 
     ("ops", "is_fused"),
     [
         (("exp", "reduce_max", "neg"), True),
+        (("reduce_max", "transpose", "reduce_max"), False),
         (("matmul", "neg", "reduce_max"), False),
         (("transpose", "matmul", "neg"), True),
         (("neg", "matmul"), False),
@@ -54,6 +55,20 @@ def test_what_rules_fuse(ops: tuple[str, ...], is_fused: bool) -> None:
     graph, every = builder.freeze(), range(len(ops))
     assert is_fused_by_rules(candidate(graph, every)) is is_fused
     assert is_fused_by_rules(candidate(graph, every, "attention")) is (is_fused or ops.count("matmul") == 2)
+
+
+def test_what_a_group_reads_is_written_by_another_one() -> None:
+    builder = GraphBuilder()
+    x, products = builder.input("x", SQUARE), []
+    for name in "ab":
+        products.append(builder.add("matmul", [x, builder.input(name, SQUARE)]))
+    builder.output("y", builder.add("neg", [builder.add("add", products)]))
+    graph = builder.freeze()
+    groups = ((0,), (1,), (2,), (3,), (2, 3), (0, 2), (1, 2), (0, 2, 3), (1, 2, 3))
+    found = [candidate(graph, group) for group in groups]
+    grown = {c.group.primitives for c in grown_by_rules(graph, found)}
+    assert {(0,), (1,), (2, 3), (0, 2, 3), (1, 2, 3)} <= grown  # one product joins the sum, the other one is written
+    assert {c.group.primitives for c in grown_by_rules(graph, [*found[:4], found[4]])} >= {(0,), (1,), (2, 3)}
 
 
 def test_once_computes_nothing_twice_and_by_rules_and_split_fuse_less() -> None:

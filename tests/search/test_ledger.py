@@ -67,8 +67,8 @@ def test_a_ledger_of_another_search_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ReplayError, match="the ledger is of a search with target 'a'; here it is 'b'"):
         Ledger(Silent(), OPTIONS.search, replay=path, about={"target": "b"})
     lines = path.read_text("utf-8").splitlines()
-    kind, _, answer = json.loads(lines[4])
-    path.write_text("\n".join([*lines[:4], json.dumps([kind, "another", answer]), *lines[5:]]))
+    kind, _, *rest = json.loads(lines[4])
+    path.write_text("\n".join([*lines[:4], json.dumps([kind, "another", *rest]), *lines[5:]]))
     with pytest.raises(ReplayError, match=f"line 5: the search asks for {kind} .*, but the ledger has {kind} another"):
         plan(Ledger(Silent(), OPTIONS.search, replay=path, about={"target": "a"}))
     path.write_text("\n".join(lines[:4]))

@@ -96,7 +96,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         self.model = model_for(self.target.isa) if options.ablation.learned_costs else None
         self.builder = Builder(self.target.isa, options.cache_folder, end)
         has_farm = options.farm and options.measure and options.replay is None
-        self.farm = Farm(options.farm, options, self.target, self.builder) if has_farm else None
+        self.farm = Farm(options, self.target, self.builder, end) if has_farm else None
         self.failures = self.builder.folder.parent / "not-compiled"
         folder = self.builder.folder.parent
         fields = json.dumps(plain(self.target))
@@ -168,8 +168,8 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
 
     @property
     def machines(self) -> int:
-        """The number of machines that time kernels at once."""
-        return 1 if self.farm is None else max(1, self.farm.timers)
+        """The number of machines that compile or time kernels at once."""
+        return 1 if self.farm is None else max(1, len(self.farm.machines))
 
     def begin(self, candidates: Sequence[Candidate]) -> None:
         """Begin to compile candidates that will likely be measured, in parallel with other work."""
@@ -206,15 +206,18 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
     def _on_farm(
         self, farm: Farm, batches: Sequence[Sequence[Candidate]], kernels: Mapping[str, Kernel], deadline: Deadline
     ) -> list[Sequence[Candidate]]:
-        """Let a farm measure batches; return those that it did not."""
+        """Let a farm measure batches; return what it did not, or could not."""
         asked = [
             Batch(self._jobs(batch, kernels), [self.bound_ns(c) - DISPATCH_NS for c in batch]) for batch in batches
         ]
+        again: list[Candidate] = []
 
-        def keep(i: int, outcomes: Sequence[JobResult]) -> None:
-            self._keep(batches[i], outcomes)
+        def keep(i: int, records: Sequence[Measured | None]) -> None:
+            self._keep(batches[i], records)
+            again.extend(c for c, record in zip(batches[i], records, strict=True) if record is None)
 
-        return [batches[i] for i in farm.measure(asked, self._setup(), deadline, keep, self.tell)]
+        left = farm.measure(asked, self._setup(), deadline, keep, self.tell)
+        return [*(batches[i] for i in left), *([again] if again else [])]
 
     def _jobs(self, batch: Sequence[Candidate], kernels: Mapping[str, Kernel]) -> list[SourcedJob]:
         return [SourcedJob(kernels[c.key].texts, self._job(c, kernels[c.key])) for c in batch]

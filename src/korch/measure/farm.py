@@ -11,15 +11,16 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from korch import __version__
 from korch.errors import OptionError
-from korch.measure.batch import JobResult, NotCompiled, SourcedJob
-from korch.measure.compiler import Builder, CompileFailure
+from korch.measure.batch import SourcedJob
+from korch.measure.compiler import Builder
 from korch.measure.farm_worker import answer, compile_sources, describe, time_batch
-from korch.measure.record import Failed, from_text
+from korch.measure.record import Failed, Measured, from_text
 from korch.measure.timer import Setup
 from korch.options import Options
 from korch.records import plain
@@ -33,7 +34,7 @@ CONNECT_S = 10.0
 """How long a scheduler may take to answer."""
 
 DESCRIBE_S = 60.0
-"""How long a new worker may take to describe its machine: it imports Korch."""
+"""How long to wait for a first machine whose times count: its worker imports Korch."""
 
 HUNG_S = 900.0
 """A worker that has not answered after this time gets no more work."""
@@ -45,8 +46,8 @@ ELF = b"\x7fELF"
 MOST_TRIES = 3
 """The number of machines that try a batch; after that the caller measures it."""
 
-IMPOSSIBLE = 0.3
-"""A time below this share of a lower bound is no measurement of this kind of machine."""
+DOUBTED = 0.3
+"""The share of a lower bound below which a time is doubted."""
 
 
 @dataclass(frozen=True)
@@ -88,41 +89,48 @@ class Farm:
         present: the addresses of the workers that the scheduler has.
     """
 
-    def __init__(self, address: str, options: Options, target: Target, builder: Builder) -> None:
-        """Connect to a scheduler.
+    def __init__(self, options: Options, target: Target, builder: Builder, deadline: Deadline | None = None) -> None:
+        """Connect to a scheduler, and wait for a machine whose times count.
 
         Args:
-            address: its address, such as tcp://10.0.0.1:8786.
-            options: the threads and instructions for which kernels are built.
+            options: the scheduler's address, and the threads and instructions for which kernels are built.
             target: the target whose times count.
             builder: keeps the objects that workers compile.
+            deadline: when to wait no longer.
 
         Raises:
             OptionError: Dask is not installed, or no scheduler answers.
         """
+        address = options.farm
         try:
             from distributed import Client
         except ImportError as error:
             raise OptionError("Dask is not installed", "option --farm", hint=install_command("farm")) from error
         try:
             self._client: Any = Client(address, timeout=CONNECT_S, set_as_default=False)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # Dask raises errors of many kinds
             raise OptionError(
-                f"no Dask scheduler answers at {address!r}",
+                f"no Dask scheduler answers at {address!r} ({_line(error)})",
                 "option --farm",
                 "an address such as tcp://10.0.0.1:8786",
                 "Start one with `dask scheduler`, and workers on each machine with `dask worker ADDRESS`",
             ) from error
         self._options, self.target, self._builder = options, target, builder
         self.present: set[str] = set()
-        self._asked: dict[str, tuple[Any, float]] = {}  # new workers, and when they were asked to describe themselves
+        self._asked: dict[str, Any] = {}  # new workers, which were asked to describe themselves
         self._refused: set[str] = set()  # workers that get no work
         self.machines: dict[str, _Machine] = {}
-        self.join(DESCRIBE_S)
+        end = (deadline or Deadline()).until(time.monotonic() + DESCRIBE_S)
+        while not (self.timers or end.is_over):
+            self.join()
+            time.sleep(TICK_S)
+        if not self.timers:
+            logger.warning("no worker of the farm is on a machine like this one, which therefore times kernels itself")
 
     def close(self) -> None:
         """Disconnect; what workers still do is dropped."""
-        self._client.close()
+        with suppress(Exception):  # the scheduler may be gone
+            self._client.close()
 
     @property
     def timers(self) -> int:
@@ -134,7 +142,7 @@ class Farm:
         batches: Sequence[Batch],
         setup: Setup,
         deadline: Deadline,
-        keep: Callable[[int, Sequence[JobResult]], None],
+        keep: Callable[[int, Sequence[Measured | None]], None],
         tell: Callable[[str], None],
     ) -> list[int]:
         """Let machines compile and time batches until the deadline.
@@ -143,12 +151,14 @@ class Farm:
             batches: the batches.
             setup: the processes that time them.
             deadline: when to end; answers that come later are dropped.
-            keep: called with the number of a batch and the outcomes of its kernels, once for each measured batch.
+            keep: called once for each measured batch with its number and the records of its kernels; None for those
+                that this machine must measure itself.
             tell: called with a text for each step that takes a while.
 
         Returns:
             The numbers of the batches that no machine has measured.
         """
+        self.join()
         run = _Run(self, batches, setup, deadline)
         done: list[int] = []
         try:
@@ -193,9 +203,8 @@ class Farm:
                 if not machine.workers:
                     del self.machines[name]
 
-    def join(self, wait_s: float = 0.0) -> None:
-        """Take new workers in, and lost ones out; wait for the descriptions of new ones."""
-        end_s = time.monotonic() + wait_s
+    def join(self) -> None:
+        """Take in new workers that have described their machines, and out those that are lost."""
         try:
             self.present = set(self._client.sync(self._client.scheduler.identity, n_workers=-1)["workers"])
         except Exception as error:  # noqa: BLE001 - Dask raises errors of many kinds when its scheduler is gone
@@ -207,39 +216,35 @@ class Farm:
             self._leave(worker)
         for worker in self.present - self._workers() - self._refused - self._asked.keys():
             options = self._options
-            asked = self.submit(worker, describe, options.threads, self.target.isa, options.strict)
-            self._asked[worker] = asked, time.monotonic()
-        while self._asked:
-            for worker, (future, asked_s) in list(self._asked.items()):
-                is_late = time.monotonic() - asked_s > DESCRIBE_S
-                if future.done() or is_late or worker not in self.present:
-                    del self._asked[worker]
+            self._asked[worker] = self.submit(worker, describe, options.threads, self.target.isa, options.strict)
+        for worker, future in list(self._asked.items()):
+            if future.done() or worker not in self.present:
+                del self._asked[worker]
+                if worker in self.present:
                     self._take(worker, future)
-            if time.monotonic() >= end_s:
-                break
-            time.sleep(TICK_S)
 
     def _workers(self) -> set[str]:
         return {worker for machine in self.machines.values() for worker in machine.workers}
 
     def _take(self, worker: str, future: Any) -> None:
         """Take a worker in by the description of its machine, or refuse it."""
+        own = plain(self.target)
         try:
             facts = _answered(future)
-            if facts["version"] != __version__:
-                raise ValueError(f"it has Korch {facts['version']}, not {__version__}")
+            for what, mine in (("Korch", __version__), ("the compiler", self.target.compiler)):
+                if facts[what] != mine:
+                    raise ValueError(f"{what} is {facts[what]}, not {mine}")
             name, target, why = str(facts["machine"]), dict(facts["target"]), str(facts["why"])
-        except Exception as error:  # noqa: BLE001 - whatever a foreign process answers, or raises
-            self.refuse(worker, f"it does not describe its machine ({_line(error)})")
-            return
-        if target != plain(self.target):
-            own = plain(self.target)
             differing = [
-                f"its {key} is {target[key]!r}, not {own[key]!r}" for key in own if target.get(key) != own[key]
+                f"its {key} is {target.get(key)!r}, not {own[key]!r}" for key in own if target.get(key) != own[key]
             ]
+        except Exception as error:  # noqa: BLE001 - whatever a foreign process answers, or raises
+            self.refuse(worker, f"it can't take part ({_line(error)})")
+            return
+        if differing:
             logger.warning("worker %s on %s only compiles: %s", worker, name, why or "; ".join(differing))
-        machine = self.machines.setdefault(name, _Machine(name, target == plain(self.target)))
-        machine.workers.append(worker)
+            name += " (only compiles)"  # workers of one machine may have different limits
+        self.machines.setdefault(name, _Machine(name, not differing)).workers.append(worker)
 
 
 class _Run:
@@ -267,7 +272,7 @@ class _Run:
     def give(self) -> None:
         """Give each idle machine a batch."""
         left_s = self.deadline.left_s
-        for machine in self.farm.machines.values():
+        for machine in sorted(self.farm.machines.values(), key=lambda machine: not machine.is_timer):
             i = None if machine.is_busy else self._next(machine)
             if i is None:
                 continue
@@ -281,27 +286,29 @@ class _Run:
             machine.is_busy = True
             self.tasks[future] = _Task(i, machine.name, worker, machine.is_timer, time.monotonic())
 
-    def answers(self) -> list[tuple[int, list[JobResult]]]:
+    def answers(self) -> list[tuple[int, list[Measured | None]]]:
         """Wait a moment; return the numbers and outcomes of the batches that were timed meanwhile."""
         time.sleep(TICK_S)
         found = []
         for future, task in list(self.tasks.items()):
-            is_lost = task.worker not in self.farm.present or time.monotonic() - task.begun_s > HUNG_S
-            if not future.done() and not is_lost:
+            is_done, is_late = future.done(), time.monotonic() - task.begun_s > HUNG_S
+            if not (is_done or is_late or task.worker not in self.farm.present):
                 continue
             self._end(future, task)
-            outcomes = None if is_lost else self._checked(future, task)
+            outcomes = self._checked(future, task) if is_done else None
             if outcomes is not None:
                 found.append((task.batch, outcomes))
         return found
 
-    def _checked(self, future: Any, task: _Task) -> list[JobResult] | None:
+    def _checked(self, future: Any, task: _Task) -> list[Measured | None] | None:
         """Return the outcomes of a batch; None if it waits for another machine."""
         batch = self.batches[task.batch]
         try:
             found = _answered(future)
             if task.is_timing:
-                return [_outcome(*pair, task.machine) for pair in zip(found, batch.bounds_ns, strict=True)]
+                self.farm.store(batch.sources, found["objects"])
+                pairs = zip(found["records"], batch.bounds_ns, strict=True)
+                return [_measured(text, bound_ns, task.machine) for text, bound_ns in pairs]
             self.objects[task.batch] = self.farm.store(batch.sources, found)
             self.waiting.append(task.batch)
         except Exception as error:  # noqa: BLE001 - whatever a foreign process answers, or raises
@@ -314,7 +321,7 @@ class _Run:
         if task.machine in self.farm.machines:
             self.farm.machines[task.machine].is_busy = False
         if not future.done():
-            future.cancel()
+            _cancel(future)
             self.farm.refuse(task.worker, "it is lost")
             self._again(task)
 
@@ -326,9 +333,14 @@ class _Run:
     def drop(self) -> None:
         """Cancel what runs."""
         for future, task in self.tasks.items():
-            future.cancel()
+            _cancel(future)
             if task.machine in self.farm.machines:
                 self.farm.machines[task.machine].is_busy = False
+
+
+def _cancel(future: Any) -> None:
+    with suppress(Exception):  # the scheduler may be gone
+        future.cancel()
 
 
 def _answered(future: Any) -> Any:
@@ -343,23 +355,21 @@ def _answered(future: Any) -> Any:
     return found["answer"]
 
 
-def _outcome(answer: Any, bound_ns: int, machine: str) -> JobResult:
-    """Return what the answer of a machine for a kernel says.
+def _measured(text: Any, bound_ns: int, machine: str) -> Measured | None:
+    """Return a machine's record of a kernel; None for one that this machine must measure itself.
+
+    It must if the kernel failed, so that a machine that is out of order excludes no kernel, and if the time is far
+    below the bound, which may be too high.
 
     Raises:
-        ValueError: it is no answer, or not possible.
+        ValueError: the text is no record.
     """
-    if answer is None:
+    if text is None:
         return None
-    if isinstance(answer, str):
-        record = from_text(answer)
-        if isinstance(record, Failed):
-            return record
-        if record.time_ns < IMPOSSIBLE * bound_ns:
-            raise ValueError(f"{record.time_ns} ns where at least {bound_ns} are needed")
-        return replace(record, machine=machine)
-    source, failure = answer
-    return NotCompiled(str(source), CompileFailure(**failure))
+    record = from_text(text)
+    if isinstance(record, Failed) or record.time_ns < DOUBTED * bound_ns:
+        return None
+    return replace(record, machine=machine)
 
 
 def _line(error: BaseException) -> str:

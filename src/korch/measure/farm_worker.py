@@ -13,16 +13,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from korch import __version__
 from korch.errors import OptionError
-from korch.measure.batch import NotCompiled, SourcedJob, compile_and_time
+from korch.measure.batch import SourcedJob, compile_and_time
 from korch.measure.compiler import Builder, target_of
+from korch.measure.llvm_process import llvm_identity
 from korch.measure.pace import Pace
-from korch.measure.record import to_text
+from korch.measure.record import Failed, Measured, to_text
 from korch.measure.timer import Setup
 from korch.options import Options, default_cache_folder
 from korch.records import plain
@@ -42,9 +42,10 @@ def answer(function: Callable[..., Any], *args: Any) -> dict[str, Any]:
 
 
 def describe(threads: int, isa: str, strict: bool) -> dict[str, Any]:
-    """Return the name of the machine, and the fields of its target with such options, or why there is none."""
+    """Return versions, the machine's name, and the fields of its target with such options, or why it has none."""
     facts: dict[str, Any] = {
-        "version": __version__,
+        "Korch": __version__,
+        "the compiler": llvm_identity(),
         "machine": os.environ.get(MACHINE) or socket.gethostname(),
         "target": {},
         "why": "",
@@ -64,30 +65,33 @@ def compile_sources(isa: str, sources: Sequence[str], seconds: float | None) -> 
 
 
 def time_batch(
-    works: Sequence[SourcedJob], objects: Sequence[tuple[str, bytes]], isa: str, setup: Setup, seconds: float | None
-) -> list[Any]:
+    jobs: Sequence[SourcedJob], objects: Sequence[tuple[str, bytes]], isa: str, setup: Setup, seconds: float | None
+) -> dict[str, Any]:
     """Compile and time kernels.
 
     Args:
-        works: the kernels.
+        jobs: the kernels.
         objects: sources that other workers have compiled, with their objects.
         isa: the instruction set.
         setup: the process that times them.
         seconds: the time after which nothing more is timed; None for no limit.
 
     Returns:
-        For each kernel a record as text, or the source and the fields of the failure to compile it, or None.
+        "records", for each kernel as text, None for those that were not compiled or not timed; and "objects", for each
+        distinct source, None for those that were not compiled.
     """
     deadline = Deadline.after(seconds, time.monotonic())
     builder = Builder(isa, default_cache_folder())
     with _alone():
         for source, data in objects:
             builder.store(source, data)
-        found = compile_and_time(works, builder, replace(setup, objects=()), Pace(), deadline)
-    return [
-        [one.source, plain(one.failure)] if isinstance(one, NotCompiled) else None if one is None else to_text(one)
-        for one in found
-    ]
+        found = compile_and_time(jobs, builder, setup, Pace(), deadline)
+        sources = list(dict.fromkeys(text for job in jobs for text in job.texts))
+        known = [
+            path.read_bytes() if isinstance(path, Path) else None for path in builder.compile(sources, Deadline(0.0))
+        ]
+    records = [to_text(one) if isinstance(one, Measured | Failed) else None for one in found]
+    return {"records": records, "objects": known}
 
 
 @contextmanager

@@ -134,7 +134,7 @@ class CandidateMeter(ABC, Generic[T, K]):
 
     @property
     def machines(self) -> int:
-        """The number of machines that time kernels at once."""
+        """The number of machines that compile or time kernels at once."""
         return 1
 
     @abstractmethod

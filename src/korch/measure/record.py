@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 FailureKind = Literal["refused", "raised", "not compiled", "not created", "failed", "crashed", "hung", "killed", "late"]
 """The kinds of failures. "raised": the provider raised an error instead of building a kernel. "killed": the system
@@ -106,13 +106,17 @@ def to_text(record: Record) -> str:
     """Return a record as one line of JSON."""
     if isinstance(record, Failed):
         return json.dumps({"kind": record.kind, "message": record.message})
-    fields = {
+    fields: dict[str, Any] = {
         "time_ns": record.time_ns,
         "samples_ns": record.samples_ns,
         "is_confirmed": record.is_confirmed,
         "disturbed": record.disturbed,
     }
-    return json.dumps(fields | ({"machine": record.machine} if record.machine else {}))
+    if record.is_disturbed:
+        fields["is_disturbed"] = True
+    if record.machine:
+        fields["machine"] = record.machine
+    return json.dumps(fields)
 
 
 def from_text(text: str) -> Record:
@@ -130,7 +134,8 @@ def from_text(text: str) -> Record:
             tuple(data["samples_ns"]),
             bool(data.get("is_confirmed", False)),
             int(data.get("disturbed", 0)),
-            machine=str(data.get("machine", "")),
+            bool(data.get("is_disturbed", False)),
+            str(data.get("machine", "")),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"no record: {text[:80]!r}") from error

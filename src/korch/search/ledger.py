@@ -6,7 +6,8 @@ appended to the ledger, and the search decides by the ledger alone. A ledger tha
 a file can therefore replay the search: the same questions get the same answers, nothing is measured
 or solved, and the result is the same plan.
 
-The file has one JSON list per line: the kind of the question, a digest of the question, the answer.
+The file has one JSON list per line: the kind of the question, a digest of the question, the answer, and the seconds
+that it took.
 The first line records the target and the options of the search.
 """
 
@@ -135,10 +136,12 @@ class Ledger:
                 )
             recorded: T = found[2]
             return recorded
+        before_s = self.spent_s.get(kind, 0.0)
         answer = self._asked(kind, ask)
         if self._write_to is not None:
+            entry = [kind, digest, answer, round(self.spent_s[kind] - before_s, 4)]
             with _opened(self._write_to, "a") as file:
-                file.write(json.dumps([kind, digest, answer], separators=(",", ":")) + "\n")
+                file.write(json.dumps(entry, separators=(",", ":")) + "\n")
         return answer
 
     def _asked(self, kind: str, ask: Callable[[], T]) -> T:
@@ -381,7 +384,7 @@ def _entries(path: Path) -> Iterator[list[Any]]:
 
 def _entry(line: str, where: str) -> list[Any]:
     try:
-        kind, digest, answer = json.loads(line)
+        kind, digest, answer, _ = json.loads(line)
     except (ValueError, TypeError):
         hint = "Write the ledger again: korch optimize --ledger FILE"
         raise ReplayError(f"{line[:40]!r} is not an entry of a ledger", where, hint=hint) from None

@@ -25,7 +25,7 @@ from korch.search.tried import distinct_measured
 
 logger = logging.getLogger("korch.orchestrate")
 
-SCHEMA = 3
+SCHEMA = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,14 @@ def _in_memory(x: Any) -> list[int]:
 
 def _strided(x: Any, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Any:
     """Each axis, from the largest stride on, is a split of the line of all elements, or a copy of windows."""
-    if not all(isinstance(n, int) for n in (*x.shape, *size, *stride)):
-        return NotImplemented
+    numbers = (*x.shape, *x.stride(), *size, *stride, x.storage_offset(), storage_offset or 0)
+    if not all(isinstance(n, int) for n in numbers):
+        if x.is_contiguous() and storage_offset in (None, 0):
+            return NotImplemented  # the elements are in order, as the exporter takes them
+        raise UnsupportedError(
+            "as_strided refers to the memory of a tensor whose sizes are not known",
+            hint="Call .contiguous() before as_strided",
+        )
     first = 0 if storage_offset is None else storage_offset - x.storage_offset()
     line = x.permute(_in_memory(x)).reshape(-1)
     order = sorted(range(len(size)), key=lambda axis: stride[axis], reverse=True)
