@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import json
-import subprocess
+import os
 import sys
 import tempfile
 import time
@@ -22,7 +22,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from benchmarks.models import build
 from benchmarks.rows import write_rows
 from korch.backend import open_meter
 from korch.candidate.candidate import Candidate
+from korch.measure.record import Measured
 from korch.options import Options
 from korch.pipeline import Run, run_until
 
@@ -39,30 +39,23 @@ WORKERS = (1, 2, 4, 8, 16, 32, 64)
 MEASURING = ("measure", "confirm")
 """The kinds of entries of a ledger that kernels are timed for."""
 
-BETWEEN = ("time", "now", "machines", "compile", "build", "bounds", "guesses")
+BETWEEN = ("time", "now", "machines", "compile", "build")
 """The kinds of entries between batches that a search asks for together."""
 
 
 @contextmanager
 def one_worker(folder: Path) -> Iterator[str]:
-    """Start a scheduler and a worker on this machine; the address of the scheduler."""
-    file = folder / "scheduler.json"
-    dask = [sys.executable, "-m", "distributed.cli.dask_scheduler"]
-    worker = [sys.executable, "-m", "distributed.cli.dask_worker", "--scheduler-file", str(file), "--nthreads", "1"]
-    processes = [
-        subprocess.Popen(
-            [*dask, "--port", "0", "--no-dashboard", "--scheduler-file", str(file)], stderr=subprocess.DEVNULL
-        ),
-        subprocess.Popen([*worker, "--no-nanny", "--no-dashboard"], stderr=subprocess.DEVNULL),
-    ]
+    """Start a scheduler, and a worker with an empty cache, on this machine; the address of the scheduler."""
+    from distributed import LocalCluster
+
+    before, os.environ["KORCH_CACHE"] = os.environ.get("KORCH_CACHE"), str(folder)  # the worker's
     try:
-        while not file.exists():
-            time.sleep(0.1)
-        yield json.loads(file.read_text("utf-8"))["address"]
+        with LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
+            yield cluster.scheduler_address
     finally:
-        for process in processes:
-            process.terminate()
-            process.wait()
+        os.environ.pop("KORCH_CACHE")
+        if before is not None:
+            os.environ["KORCH_CACHE"] = before
 
 
 def candidates_of(name: str, folder: Path, count: int) -> list[Candidate]:
@@ -82,8 +75,12 @@ def seconds_of(candidates: Sequence[Candidate], options: Options) -> float:
     """Return the seconds in which candidates are compiled and timed."""
     with open_meter(options) as meter:
         begun_s = time.monotonic()
-        meter.measure(candidates)
-        return time.monotonic() - begun_s
+        records = meter.measure(candidates)
+        taken_s = time.monotonic() - begun_s
+    on_farm = sum(isinstance(record, Measured) and bool(record.machine) for record in records)
+    if options.farm and on_farm < 0.9 * len(records):
+        raise SystemExit(f"the farm has measured {on_farm} of {len(records)} kernels only")
+    return taken_s
 
 
 def cost(args: Any) -> dict[str, Any]:
@@ -110,17 +107,16 @@ def cost(args: Any) -> dict[str, Any]:
 def batches(path: Path) -> tuple[float, list[list[float]]]:
     """Return the seconds of a recorded search, and those of the batches that it asked for together."""
     entries = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    left = [(i, entry[2]) for i, entry in enumerate(entries) if entry[0] == "time" and entry[2] is not None]
-    if not left:
+    left_s = [entry[2] for entry in entries if entry[0] == "time" and entry[2] is not None]
+    if not left_s:
         raise SystemExit(f"{path}: the search had no budget, so that its ledger has no times")
     groups: list[list[float]] = [[]]
-    for (i, before_s), (j, after_s) in pairwise(left):
-        between = [entry[0] for entry in entries[i + 1 : j]]
-        if any(kind in MEASURING for kind in between):
-            groups[-1].append(max(0.0, before_s - after_s))
-        if any(kind not in (*MEASURING, *BETWEEN) for kind in between) and groups[-1]:
+    for kind, _, _, seconds in entries:
+        if kind in MEASURING:
+            groups[-1].append(seconds)
+        elif kind not in BETWEEN and groups[-1]:
             groups.append([])
-    return left[0][1] - left[-1][1], [group for group in groups if group]
+    return left_s[0] - left_s[-1], [group for group in groups if group]
 
 
 def makespan_s(seconds: Sequence[float], workers: int) -> float:

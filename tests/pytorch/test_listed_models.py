@@ -18,8 +18,10 @@ def test_results_are_compared_with_eager_mode_and_with_float64() -> None:
     assert "off by 1.00e-02; from float64" in models.wrong([off], [own], lambda: [own.double()])
     assert not models.wrong([off], [own], lambda: [off.double() + 0.009])  # eager mode itself is further away
     runs = iter([own, own + 0.006])
-    assert not models.wrong([off], [own], lambda: [own.double()], lambda: [next(runs)])  # within twice a disturbed run
-    assert "limit 0.00e+00" in models.wrong([off], [own], lambda: [own.double()], lambda: [own])
+    exact = lambda: [own.double()]  # noqa: E731
+    assert not models.wrong([off], [own], exact, lambda seed: [next(runs)])  # within twice a disturbed run
+    assert "limit 0.00e+00" in models.wrong([off], [own], exact, lambda seed: [own])
+    assert "limit 0.00e+00" in models.wrong([off], [own], exact, lambda seed: [own / 0])  # an infinite run says nothing
     assert models.wrong([torch.tensor([1, 2])], [torch.tensor([1, 3])], lambda: [torch.tensor([1, 3])])
 
 
@@ -28,7 +30,8 @@ def test_disturbed_runs_differ_by_roundings() -> None:
     x = torch.randn(1, 64)
     listed = models.Listed(module, lambda seed: {"args": (x,)})
     own = module(x).detach()
-    (found,) = models._disturbed(listed, {"args": (x,)})
+    (found,), (again,), (other,) = (models._disturbed(listed, {"args": (x,)}, seed) for seed in (1, 1, 2))
+    assert torch.equal(found, again) and not torch.equal(found, other)
     assert 0 < (found - own).abs().max() < 1e-5 * own.abs().max()
     assert torch.equal(module(x), own)
 
