@@ -12,7 +12,6 @@ MOST_LINES_OF_A_FILE = 500
 MOST_PARAMETERS = 6
 # A row of a table, and functions whose parameters are those of PyTorch's operators: a record would be worse.
 MORE_PARAMETERS = {
-    "primitive/ops/layout.py: _row",
     "frontend/torch/quantized.py: quantize",
     "frontend/torch/quantized.py: dequantize",
     "frontend/torch/windows.py: _average_pool",

@@ -57,19 +57,6 @@ class TypeMismatchError(ValueError):
     """An operation can't be applied to the given types; the message names the offending argument."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Input types and attributes for one test of an operation."""
-
-    inputs: tuple[str, ...]
-    attributes: Attributes = NONE
-
-    @property
-    def types(self) -> tuple[ValueType, ...]:
-        """The inputs' types, parsed."""
-        return tuple(ValueType.parse(text) for text in self.inputs)
-
-
 A = TypeVar("A", bound=Attributes)
 
 Infer = Callable[[Sequence[ValueType], A], ValueType]
@@ -107,22 +94,9 @@ class Op:
             type of its inputs, so the same function serves float32 and float64.
         work_flop: input types, attributes and output type -> floating-point operations.
         source: where its meaning is defined.
-        samples: legal inputs.
-        refusals: illegal inputs, on which `infer` must raise.
     """
 
-    __slots__ = (
-        "arity",
-        "attributes",
-        "category",
-        "infer",
-        "name",
-        "reference",
-        "refusals",
-        "samples",
-        "source",
-        "work_flop",
-    )
+    __slots__ = ("arity", "attributes", "category", "infer", "name", "reference", "source", "work_flop")
 
     def __init__(
         self,
@@ -135,12 +109,7 @@ class Op:
         reference: Reference[A],
         work_flop: Work[A],
         source: str,
-        samples: tuple[Sample, ...],
-        refusals: tuple[Sample, ...],
     ) -> None:
-        if not samples or not refusals:
-            raise ValueError(f"operation {name} needs samples and refusals")
-
         def own(given: Attributes) -> A:
             if not isinstance(given, attributes):
                 raise TypeMismatchError(f"{name} takes {attributes.__name__}, not {given}")
@@ -148,7 +117,6 @@ class Op:
 
         self.name, self.category, self.arity, self.source = name, category, arity, source
         self.attributes: type[Attributes] = attributes
-        self.samples, self.refusals = samples, refusals
         self.infer: Infer[Attributes] = lambda inputs, given: infer(inputs, own(given))
         self.reference: Reference[Attributes] = lambda inputs, given: reference(inputs, own(given))
         self.work_flop: Work[Attributes] = lambda inputs, given, output: work_flop(inputs, own(given), output)

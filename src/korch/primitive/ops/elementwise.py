@@ -12,7 +12,7 @@ from functools import cache
 
 import numpy as np
 
-from korch.primitive.op import NONE, Array, Attributes, Category, Op, Sample, flop_per_output, require
+from korch.primitive.op import Array, Attributes, Category, Op, flop_per_output, require
 from korch.primitive.types import DType, ValueType
 
 TRANSCENDENTAL_OPS = frozenset(("exp", "log", "erf", "tanh", "sigmoid", "pow", "sin", "cos", "tan"))
@@ -150,15 +150,6 @@ def as_tf32(x: Array) -> Array:
 
 
 def _row(name: str, arity: int, kind: str, function: Callable[..., Array], predicate: bool = False) -> Op:
-    good = {"bool": "bool[2,3]", "integer": "u8[2,3]"}.get(kind, "f32[2,3]")
-    bad = {"float": "i32[2,3]", "number": "bool[2,3]"}.get(kind, "f32[2,3]")
-    refusals = [Sample((bad,) * arity)] if kind != "any" else []
-    if arity > 1:
-        refusals.append(Sample((good, good.replace("[2", "[1"))))
-    samples = [Sample((good,) * arity), Sample((good.replace("[2", "[0"),) * arity)]
-    if kind in ("number", "any", "integer"):
-        samples.append(Sample(("i32[5]",) * arity))
-
     def reference(inputs: Sequence[Array], attributes: Attributes) -> Array:
         with np.errstate(all="ignore"):
             return np.asarray(function(*inputs))
@@ -172,12 +163,10 @@ def _row(name: str, arity: int, kind: str, function: Callable[..., Array], predi
         reference=reference,
         work_flop=flop_per_output,
         source=f"numpy.{getattr(function, '__name__', name)}",
-        samples=tuple(samples),
-        refusals=tuple(refusals),
     )
 
 
-_UNARY: tuple[tuple[str, str, Callable[..., Array]], ...] = (
+UNARY: tuple[tuple[str, str, Callable[..., Array]], ...] = (
     ("neg", "number", np.negative),
     ("abs", "number", np.abs),
     ("sign", "number", np.sign),
@@ -206,7 +195,7 @@ _UNARY: tuple[tuple[str, str, Callable[..., Array]], ...] = (
     ("not", "bool", np.logical_not),
     ("bitwise_not", "integer", np.invert),
 )
-_BINARY: tuple[tuple[str, str, Callable[..., Array]], ...] = (
+BINARY: tuple[tuple[str, str, Callable[..., Array]], ...] = (
     ("add", "number", np.add),
     ("sub", "number", np.subtract),
     ("mul", "number", np.multiply),
@@ -224,7 +213,7 @@ _BINARY: tuple[tuple[str, str, Callable[..., Array]], ...] = (
     ("shift_left", "integer", np.left_shift),
     ("shift_right", "integer", np.right_shift),
 )
-_PREDICATES: tuple[tuple[str, int, str, Callable[..., Array]], ...] = (
+PREDICATES: tuple[tuple[str, int, str, Callable[..., Array]], ...] = (
     ("equal", 2, "any", np.equal),
     ("less", 2, "number", np.less),
     ("less_equal", 2, "number", np.less_equal),
@@ -233,9 +222,9 @@ _PREDICATES: tuple[tuple[str, int, str, Callable[..., Array]], ...] = (
 )
 
 ROWS: tuple[Op, ...] = (
-    *(_row(name, 1, kind, function) for name, kind, function in _UNARY),
-    *(_row(name, 2, kind, function) for name, kind, function in _BINARY),
-    *(_row(name, arity, kind, function, predicate=True) for name, arity, kind, function in _PREDICATES),
+    *(_row(name, 1, kind, function) for name, kind, function in UNARY),
+    *(_row(name, 2, kind, function) for name, kind, function in BINARY),
+    *(_row(name, arity, kind, function, predicate=True) for name, arity, kind, function in PREDICATES),
     Op(
         name="where",
         category=Category.ELEMENTWISE,
@@ -245,12 +234,6 @@ ROWS: tuple[Op, ...] = (
         reference=lambda inputs, _: np.where(*inputs),
         work_flop=flop_per_output,
         source="ONNX Where-16",
-        samples=(Sample(("bool[2,3]", "f32[2,3]", "f32[2,3]"), NONE),),
-        refusals=(
-            Sample(("f32[2]", "f32[2]", "f32[2]")),
-            Sample(("bool[2]", "f32[3]", "f32[3]")),
-            Sample(("bool[2]", "f32[2]", "i32[2]")),
-        ),
     ),
     Op(
         name="cast",
@@ -261,7 +244,5 @@ ROWS: tuple[Op, ...] = (
         reference=_cast,
         work_flop=flop_per_output,
         source="ONNX Cast-13",
-        samples=(Sample(("f32[4]",), CastAttributes("i32")), Sample(("bool[4]",), CastAttributes("f32"))),
-        refusals=(Sample(("f32[4]",), CastAttributes("f31")),),
     ),
 )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from korch.primitive.op import NONE, Array, Attributes, Category, Op, Sample, require
+from korch.primitive.op import Array, Attributes, Category, Op, require
 from korch.primitive.ops.linear import matmul_flop
 from korch.primitive.types import DType, ValueType
 
@@ -53,19 +53,5 @@ ROWS: tuple[Op, ...] = (
         reference=_reference,
         work_flop=matmul_flop,
         source="ONNX Gather of matrices along axis 0, opset 13, and MatMul",
-        samples=(
-            Sample(("f32[5,4]", "f32[3,4,6]", "i64[5]"), NONE),
-            Sample(("f32[1,4]", "f32[8,4,2]", "i32[1]"), NONE),
-            Sample(("f32[0,4]", "f32[2,4,2]", "i64[0]"), NONE),
-        ),
-        refusals=(
-            Sample(("f32[5,4]", "f32[3,4,6]"), NONE),
-            Sample(("f32[1,5,4]", "f32[3,4,6]", "i64[5]"), NONE),
-            Sample(("f32[5,4]", "f32[3,5,6]", "i64[5]"), NONE),
-            Sample(("f32[5,4]", "f32[0,4,6]", "i64[5]"), NONE),
-            Sample(("f32[5,4]", "f16[3,4,6]", "i64[5]"), NONE),
-            Sample(("f32[5,4]", "f32[3,4,6]", "f32[5]"), NONE),
-            Sample(("f32[5,4]", "f32[3,4,6]", "i64[4]"), NONE),
-        ),
     ),
 )

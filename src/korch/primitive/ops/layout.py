@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from korch.primitive.op import A, Array, Attributes, Category, Infer, Op, Reference, Sample, no_flop, require
+from korch.primitive.op import A, Array, Attributes, Category, Infer, Op, Reference, no_flop, require
 from korch.primitive.types import ValueType
 
 
@@ -170,14 +170,7 @@ def _pad(inputs: Sequence[Array], attributes: PadAttributes) -> Array:
 
 
 def _row(
-    name: str,
-    attributes: type[A],
-    infer: Infer[A],
-    reference: Reference[A],
-    source: str,
-    samples: tuple[Sample, ...],
-    refusals: tuple[Sample, ...],
-    arity: int | None = 1,
+    name: str, attributes: type[A], infer: Infer[A], reference: Reference[A], source: str, arity: int | None = 1
 ) -> Op:
     return Op(
         name=name,
@@ -188,8 +181,6 @@ def _row(
         reference=reference,
         work_flop=no_flop,
         source=source,
-        samples=samples,
-        refusals=refusals,
     )
 
 
@@ -200,8 +191,6 @@ ROWS: tuple[Op, ...] = (
         _infer_transpose,
         lambda inputs, a: np.transpose(inputs[0], a.perm),
         "ONNX Transpose-13",
-        (Sample(("f32[2,3,5]",), TransposeAttributes((2, 0, 1))), Sample(("f32[]",), TransposeAttributes(()))),
-        (Sample(("f32[2,3]",), TransposeAttributes((0, 0))),),
     ),
     _row(
         "reshape",
@@ -209,51 +198,15 @@ ROWS: tuple[Op, ...] = (
         _infer_reshape,
         lambda inputs, a: np.reshape(inputs[0], a.shape),
         "ONNX Reshape-13",
-        (Sample(("f32[2,6]",), ReshapeAttributes((3, 4))), Sample(("f32[0,3]",), ReshapeAttributes((1, 0)))),
-        (Sample(("f32[2,6]",), ReshapeAttributes((5,))), Sample(("f32[4]",), ReshapeAttributes((-2, -2)))),
     ),
-    _row(
-        "slice",
-        SliceAttributes,
-        _infer_slice,
-        _slice,
-        "ONNX Slice-13",
-        (
-            Sample(("f32[5,7]",), SliceAttributes((1, 6), (2, 3), (2, -2))),
-            Sample(("f32[5]",), SliceAttributes((0,), (0,), (1,))),
-        ),
-        (
-            Sample(("f32[5]",), SliceAttributes((0,), (6,), (1,))),
-            Sample(("f32[5]",), SliceAttributes((0,), (2,), (0,))),
-            Sample(("f32[5]",), SliceAttributes((0, 0), (2, 2), (1, 1))),
-        ),
-    ),
-    _row(
-        "pad",
-        PadAttributes,
-        _infer_pad,
-        _pad,
-        "ONNX Pad-19",
-        (
-            Sample(("f32[4,5]",), PadAttributes((1, 0), (0, 2), "constant", 1.5)),
-            *(Sample(("f32[4,5]",), PadAttributes((2, 1), (1, 2), mode)) for mode in ("reflect", "edge", "wrap")),
-            Sample(("f32[0,2]",), PadAttributes((1, 0), (1, 0))),
-        ),
-        (
-            Sample(("f32[4]",), PadAttributes((1,), (1,), "mirror")),
-            Sample(("f32[4]",), PadAttributes((-1,), (0,))),
-            Sample(("f32[4]",), PadAttributes((1, 1), (0, 0))),
-            Sample(("f32[0]",), PadAttributes((1,), (0,), "edge")),
-        ),
-    ),
+    _row("slice", SliceAttributes, _infer_slice, _slice, "ONNX Slice-13"),
+    _row("pad", PadAttributes, _infer_pad, _pad, "ONNX Pad-19"),
     _row(
         "concat",
         ConcatAttributes,
         _infer_concat,
         lambda inputs, a: np.concatenate(list(inputs), a.axis),
         "ONNX Concat-13",
-        (Sample(("f32[2,3]", "f32[2,1]", "f32[2,0]"), ConcatAttributes(1)),),
-        (Sample(("f32[2,3]", "f32[1,3]"), ConcatAttributes(1)), Sample(("f32[2]",), ConcatAttributes(1))),
         arity=None,
     ),
     _row(
@@ -262,7 +215,5 @@ ROWS: tuple[Op, ...] = (
         _infer_take,
         lambda inputs, a: np.take(inputs[0], np.array(a.indices, np.int64), a.axis),
         "ONNX Gather-13 with constant indices",
-        (Sample(("f32[3,4]",), TakeAttributes(1, (3, 0, 0, 1, 2))), Sample(("f32[3,4]",), TakeAttributes(0, ()))),
-        (Sample(("f32[3]",), TakeAttributes(0, (3,))), Sample(("f32[3]",), TakeAttributes(1, (0,)))),
     ),
 )

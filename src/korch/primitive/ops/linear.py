@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from korch.primitive.op import A, Array, Attributes, Category, Op, Reference, Sample, require
+from korch.primitive.op import A, Array, Attributes, Category, Op, Reference, require
 from korch.primitive.ops.reduce import window_extent, windows
 from korch.primitive.types import DType, ValueType
 
@@ -160,8 +160,6 @@ def _matmul(inputs: Sequence[Array], attributes: Attributes) -> Array:
         return np.asarray(np.matmul(inputs[0], inputs[1]))
 
 
-_PLAIN = ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1))
-
 ROWS: tuple[Op, ...] = (
     Op(
         name="conv",
@@ -172,20 +170,6 @@ ROWS: tuple[Op, ...] = (
         reference=_conv,
         work_flop=_conv_flop,
         source="ONNX Conv-22, without the bias",
-        samples=(
-            Sample(("f32[1,4,7,6]", "f32[6,2,3,3]"), ConvAttributes((2, 1), (1, 0), (0, 2), (1, 2), 2)),
-            Sample(("f32[2,3,5]", "f32[4,3,1]"), ConvAttributes((1,), (0,), (0,), (1,))),
-            Sample(("u8[1,4,5,6]", "i8[6,2,3,3]"), ConvAttributes((1, 1), (1, 1), (1, 1), (1, 1), 2)),
-        ),
-        refusals=(
-            Sample(("f32[1,4,7,6]", "f32[6,3,3,3]"), _PLAIN),
-            Sample(("f32[1,4,2,6]", "f32[6,4,3,3]"), _PLAIN),
-            Sample(("f32[1,4,7,6]", "f32[6,4,3]"), _PLAIN),
-            Sample(("f32[1,4,7,6]", "f64[6,4,3,3]"), _PLAIN),
-            Sample(("u8[1,4,7,6]", "i32[6,4,3,3]"), _PLAIN),
-            Sample(("f32[1,4,7,6]", "f32[3,2,3,3]"), ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1), 2)),
-            Sample(("f32[1,4,7,6]", "f32[6,4,3,3]"), ConvAttributes((0, 1), (0, 0), (0, 0), (1, 1))),
-        ),
     ),
     Op(
         name="matmul",
@@ -196,19 +180,5 @@ ROWS: tuple[Op, ...] = (
         reference=_matmul,
         work_flop=matmul_flop,
         source="numpy.matmul; batch axes of size 1 broadcast",
-        samples=(
-            Sample(("f32[3,4]", "f32[4,5]"), MatmulAttributes()),
-            Sample(("f32[2,1,3,4]", "f32[1,5,4,2]"), MatmulAttributes()),
-            Sample(("f32[3,0]", "f32[0,2]"), MatmulAttributes()),
-            Sample(("i8[2,3,4]", "u8[1,4,5]"), MatmulAttributes()),
-            Sample(("i64[3,4]", "i64[4,2]"), MatmulAttributes()),
-        ),
-        refusals=(
-            Sample(("f32[3,4]", "f32[3,4]"), MatmulAttributes()),
-            Sample(("f32[4]", "f32[4]"), MatmulAttributes()),
-            Sample(("f32[2,3,4]", "f32[3,4,3]"), MatmulAttributes()),
-            Sample(("f32[3,4]", "f64[4,3]"), MatmulAttributes()),
-            Sample(("u8[3,4]", "i32[4,3]"), MatmulAttributes()),
-        ),
     ),
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from korch.primitive.op import Array, Attributes, Category, Op, OutputOfSeveral, Sample, require
+from korch.primitive.op import Array, Attributes, Category, Op, OutputOfSeveral, require
 from korch.primitive.types import ValueType
 
 
@@ -71,17 +71,6 @@ def _flop(inputs: Sequence[ValueType], attributes: LoopAttributes, output: Value
     return attributes.trips * body_of(attributes.body).total_flop
 
 
-_BODY = (
-    'graph(%0 "i0": f32[2], %1 "i1": f32[2]) -> (%2 "o0", %3 "o1")\n'
-    "%2: f32[2] = mul(%0, %1)\n%3: f32[2] = add(%2, %0)\n"
-)
-
-
-def _sample(trips: int, output: int) -> Sample:
-    types = ("f32[2]", "f32[3,2]")
-    return Sample(types, LoopAttributes(_BODY, trips, 1, (False,), (True,), types, types, output))
-
-
 ROWS: tuple[Op, ...] = (
     Op(
         name="loop",
@@ -92,7 +81,5 @@ ROWS: tuple[Op, ...] = (
         reference=_reference,
         work_flop=_flop,
         source="ONNX Scan, opset 9; ONNX Loop with a fixed number of iterations",
-        samples=(_sample(3, 0), _sample(3, 1)),
-        refusals=(_sample(4, 0), _sample(3, 2)),
     ),
 )

@@ -17,7 +17,7 @@ from onnx.reference import ReferenceEvaluator
 from korch.primitive.agreed import REFERENCE, RUNTIME, agreed, opinions_of
 from korch.primitive.definitions import by_definition
 from korch.primitive.dispute import Dispute, note
-from korch.primitive.op import Array, Attributes, Category, Op, OutputOfSeveral, Sample, no_flop, require
+from korch.primitive.op import Array, Attributes, Category, Op, OutputOfSeveral, no_flop, require
 from korch.primitive.types import DType, ValueType
 
 
@@ -107,12 +107,6 @@ def _reference(inputs: Sequence[Array], attributes: OpaqueAttributes) -> Array:
     return out
 
 
-def _sample(input_text: str, output_text: str) -> Sample:
-    node = onnx.helper.make_node("Elu", ["x0"], ["y0"], alpha=2.0)
-    attributes = OpaqueAttributes("Elu", "", 17, node.SerializeToString().hex(), (input_text,), (output_text,), 0)
-    return Sample(("f32[2,3]",), attributes)
-
-
 ROWS: tuple[Op, ...] = (
     Op(
         name="opaque",
@@ -123,7 +117,5 @@ ROWS: tuple[Op, ...] = (
         reference=_reference,
         work_flop=no_flop,
         source="the ONNX operator that it holds",
-        samples=(_sample("f32[2,3]", "f32[2,3]"),),
-        refusals=(_sample("f32[3,2]", "f32[3,2]"),),
     ),
 )

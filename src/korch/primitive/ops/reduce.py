@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from korch.primitive.op import Array, Attributes, Category, Op, Sample, flop_per_input, no_flop, require
+from korch.primitive.op import Array, Attributes, Category, Op, flop_per_input, no_flop, require
 from korch.primitive.types import DType, ValueType
 
 
@@ -141,17 +141,10 @@ def _reduce_row(name: str) -> Op:
         reference=_reduce(name),
         work_flop=flop_per_input,
         source=f"ONNX Reduce{name.capitalize()}-18",
-        samples=(
-            Sample(("f32[2,3,5]",), ReduceAttributes((1, 2))),
-            Sample(("f32[2,1,5]",), ReduceAttributes((1,))),
-            Sample(("i32[2,0,5]",), ReduceAttributes((1,))),
-        ),
-        refusals=(Sample(("f32[2]",), ReduceAttributes((1,))), Sample(("f32[2,2]",), ReduceAttributes((1, 0)))),
     )
 
 
 def _pool_row(name: str) -> Op:
-    wide = PoolAttributes((3, 3), (2, 1), (1, 0), (0, 1), (1, 2))
     return Op(
         name=f"pool_{name}",
         category=Category.REDUCE,
@@ -161,11 +154,6 @@ def _pool_row(name: str) -> Op:
         reference=_pool(name),
         work_flop=_pool_flop,
         source="ONNX MaxPool-12" if name == "max" else "ONNX AveragePool-19, without the division",
-        samples=(
-            Sample(("f32[1,2,7,6]",), wide),
-            Sample(("f32[1,2,4]",), PoolAttributes((2,), (2,), (0,), (0,), (1,))),
-        ),
-        refusals=(Sample(("f32[1,1,2,2]",), wide), Sample(("f32[4]",), wide)),
     )
 
 
@@ -181,10 +169,5 @@ ROWS: tuple[Op, ...] = (
         reference=lambda inputs, attributes: np.broadcast_to(inputs[0], attributes.shape),
         work_flop=no_flop,
         source="ONNX Expand-13",
-        samples=(
-            Sample(("f32[3,1]",), BroadcastAttributes((2, 3, 4))),
-            Sample(("f32[]",), BroadcastAttributes((2, 0))),
-        ),
-        refusals=(Sample(("f32[3]",), BroadcastAttributes((4,))), Sample(("f32[1,3]",), BroadcastAttributes((3,)))),
     ),
 )

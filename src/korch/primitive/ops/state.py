@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from korch.primitive.op import Array, Attributes, Category, Op, Sample, no_flop, require
+from korch.primitive.op import Array, Attributes, Category, Op, no_flop, require
 from korch.primitive.types import DType, ValueType
 
 WRITE_ROWS = "write_rows"
@@ -43,8 +43,6 @@ def _reference(inputs: Sequence[Array], attributes: WriteAttributes) -> Array:
     return out
 
 
-_ALONG_1 = WriteAttributes(1)
-
 ROWS: tuple[Op, ...] = (
     Op(
         name=WRITE_ROWS,
@@ -55,18 +53,5 @@ ROWS: tuple[Op, ...] = (
         reference=_reference,
         work_flop=no_flop,
         source="ONNX TensorScatter in the mode circular, opset 24, with the position of each row",
-        samples=(
-            Sample(("f32[2,5,3]", "f32[2,1,3]", "i64[1]"), _ALONG_1),
-            Sample(("f32[4]", "f32[2]", "i64[2]"), WriteAttributes(0)),
-            Sample(("bf16[1,6,2]", "bf16[1,0,2]", "i64[0]"), _ALONG_1),
-        ),
-        refusals=(
-            Sample(("f32[2,5,3]", "f32[2,1,3]"), _ALONG_1),
-            Sample(("f32[2,5,3]", "f32[2,1,4]", "i64[1]"), _ALONG_1),
-            Sample(("f32[2,5,3]", "f16[2,1,3]", "i64[1]"), _ALONG_1),
-            Sample(("f32[2,5,3]", "f32[2,1,3]", "i64[2]"), _ALONG_1),
-            Sample(("f32[2,5,3]", "f32[2,1,3]", "i32[1]"), _ALONG_1),
-            Sample(("f32[4]", "f32[2]", "i64[2]"), _ALONG_1),
-        ),
     ),
 )

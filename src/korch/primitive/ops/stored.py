@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from korch.primitive.op import Array, Attributes, Category, Op, Sample, require
+from korch.primitive.op import Array, Attributes, Category, Op, require
 from korch.primitive.ops.linear import matmul_flop
 from korch.primitive.types import DType, ValueType
 
@@ -103,8 +103,6 @@ def _reference(inputs: Sequence[Array], attributes: StoredAttributes) -> Array:
         return np.asarray(np.matmul(a, (wide * scales)[: a.shape[-1]]))
 
 
-_FOUR = StoredAttributes(4, 4, 8)
-
 ROWS: tuple[Op, ...] = (
     Op(
         name=STORED,
@@ -115,23 +113,5 @@ ROWS: tuple[Op, ...] = (
         reference=_reference,
         work_flop=matmul_flop,
         source="com.microsoft MatMulNBits, with columns side by side",
-        samples=(
-            Sample(("f32[2,3,8]", "u8[4,5]", "f32[2,5]"), _FOUR),
-            Sample(("f32[3,10]", "u8[6,5]", "f32[3,5]", "u8[3,5]"), _FOUR),
-            Sample(("f32[3,6]", "i8[8,5]", "f32[2,5]", "i8[2,5]"), StoredAttributes(8, 4)),
-            Sample(("f32[1,6]", "u8[2,5]", "f16[2,5]"), StoredAttributes(2, 3, 1)),
-            Sample(("f32[3,14]", "u8[8,5]", "f32[2,5]"), StoredAttributes(4, 8, 8, is_rounded=True)),
-        ),
-        refusals=(
-            Sample(("f32[3,8]", "u8[4,5]"), _FOUR),
-            Sample(("i8[3,8]", "u8[4,5]", "f32[2,5]"), _FOUR),
-            Sample(("f32[3,8]", "i8[4,5]", "f32[2,5]"), _FOUR),
-            Sample(("f32[3,8]", "u8[5,5]", "f32[2,5]"), _FOUR),
-            Sample(("f32[3,8]", "u8[4,5]", "f32[3,5]"), _FOUR),
-            Sample(("f32[3,8]", "u8[4,5]", "f32[2,5]", "i8[2,5]"), _FOUR),
-            Sample(("f32[3,8]", "u8[3,5]", "f32[2,5]"), StoredAttributes(3, 4)),
-            Sample(("f32[3,8]", "u8[4,5]", "f32[2,5]"), StoredAttributes(4, 0)),
-            Sample(("f32[3,8]", "u8[4,5]", "f32[2,5]"), StoredAttributes(4, 4, is_rounded=True)),
-        ),
     ),
 )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from korch.primitive.op import Array, Attributes, Category, Op, Sample, require
+from korch.primitive.op import Array, Attributes, Category, Op, require
 from korch.primitive.ops.linear import BYTES
 from korch.primitive.types import DType, ValueType
 
@@ -133,8 +133,6 @@ def _reference(inputs: Sequence[Array], attributes: WinogradAttributes) -> Array
     return np.ascontiguousarray(image[:, :, :height, :width])
 
 
-_PADDED = WinogradAttributes(4, (1, 1), (1, 1))
-
 ROWS: tuple[Op, ...] = (
     Op(
         name="winograd",
@@ -145,18 +143,5 @@ ROWS: tuple[Op, ...] = (
         reference=_reference,
         work_flop=_flop,
         source="Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016",
-        samples=(
-            Sample(("f32[1,3,7,6]", "f32[6,6,3,2]"), _PADDED),
-            Sample(("f32[2,2,5,4]", "f32[4,4,2,3]"), WinogradAttributes(2, (1, 0), (0, 1))),
-            Sample(("u8[1,2,5,4]", "i16[4,4,2,3]"), WinogradAttributes(2, (1, 0), (0, 1))),
-        ),
-        refusals=(
-            Sample(("f32[1,3,7,6]", "f32[5,5,3,2]"), WinogradAttributes(3, (1, 1), (1, 1))),
-            Sample(("f32[1,3,7,6]", "f32[4,4,3,2]"), _PADDED),
-            Sample(("u8[1,3,7,6]", "i8[6,6,3,2]"), _PADDED),
-            Sample(("f32[1,3,7,6]", "f32[6,6,2,3]"), _PADDED),
-            Sample(("f32[1,3,7]", "f32[6,6,3,2]"), _PADDED),
-            Sample(("f32[1,3,1,6]", "f32[6,6,3,2]"), WinogradAttributes(4, (0, 0), (1, 0))),
-        ),
     ),
 )
