@@ -21,13 +21,13 @@ from korch.provider.gemm import GemmProvider
 from korch.provider.provider import Kernel, Provider
 from korch.runtime.machine import REQUIRED_FLAGS, cpu_flags
 from korch.target import LANES, Target
-from korch.testing.emulated import EMULATED, Emulated, missing_commands
 from korch.testing.kernels import check_kernel, check_offers, load_kernels, run_kernel
 from korch.testing.samples import random_arrays
 from tests.provider.linear_groups import Graph
 from tests.provider.test_attention import halved
 from tests.provider.test_instruction_sets import _assemble
 from tests.provider.test_sixteen_bit_floats import cast, narrow_product
+from tests.support.emulated import EMULATED, Emulated, missing_commands
 
 HALVES = (DType.BF16, DType.BF16)
 TARGETS = {

@@ -24,10 +24,10 @@ from korch.provider.provider import Provider
 from korch.provider.winograd import WinogradProvider, provider
 from korch.schedule.products import PAIR_LANES
 from korch.target import LANES, Target
-from korch.testing.emulated import EMULATED, Emulated, missing_commands
 from korch.testing.kernels import check_offers, load_kernels, offers_of, run_kernel
 from tests.provider.linear_groups import Graph
 from tests.provider.test_instruction_sets import _assemble
+from tests.support.emulated import EMULATED, Emulated, missing_commands
 
 SIGNS = tuple(itertools.product(("u8", "i8"), repeat=2))
 

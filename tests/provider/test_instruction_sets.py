@@ -26,9 +26,9 @@ from korch.provider.gemm import GemmProvider
 from korch.provider.generated import GeneratedProvider
 from korch.provider.winograd import WinogradProvider
 from korch.target import LANES, Target
-from korch.testing.emulated import Emulated, missing_commands
 from korch.testing.kernels import check_offers
 from tests.provider.linear_groups import Graph
+from tests.support.emulated import Emulated, missing_commands
 from tests.support.fuzz_kernels import MIXED, PLAIN, run_round
 from tests.support.matrix_units import EmulatedUnits
 

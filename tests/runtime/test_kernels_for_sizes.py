@@ -28,11 +28,11 @@ from korch.runtime.bind import PlanStep
 from korch.runtime.padding import OutputCut
 from korch.search.instance import Answers, collect_candidates
 from korch.system.alignment import aligned_bytes
-from korch.testing.emulated import Emulated
 from korch.testing.kernels import load_kernels
 from tests.provider.test_verified import shorter
 from tests.ranges import range_models
 from tests.ranges.range_models import as_served, at_sizes, masked_model, model, weight
+from tests.support.emulated import Emulated
 
 LENGTH = 21
 SHAPES = {"n": (range(1, LENGTH + 1),)}

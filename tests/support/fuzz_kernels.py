@@ -6,7 +6,7 @@ A round draws a few random graphs of one to three element types, cuts them into 
 does, asks every provider of the CPU for kernels, compiles them together, and compares each with the
 reference. A kernel that does not compile or has wrong results is a finding. Round n of a seed always
 draws the same groups. With `--neon` kernels are built for NEON, or for NEON with more instructions (neon_dot or
-neon_bf16), and run by emulation (`korch.testing.emulated`); with `--amx` software emulates matrix units that the
+neon_bf16), and run by emulation (`tests.support.emulated`); with `--amx` software emulates matrix units that the
 machine lacks. `$KORCH_ISA` chooses other instruction sets.
 """
 
@@ -34,9 +34,9 @@ from korch.primitive.types import DType
 from korch.provider.generated import GeneratedProvider
 from korch.provider.provider import Kernel, Provider, load_providers
 from korch.target import LANES, Target, detect_target
-from korch.testing.emulated import EMULATED, Emulated, missing_commands
 from korch.testing.kernels import check_kernel, load_kernels
 from korch.testing.samples import random_arrays
+from tests.support.emulated import EMULATED, Emulated, missing_commands
 from tests.support.matrix_units import matrix_units
 from tests.support.random_graph import random_graph
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from korch.provider.provider import Kernel, Provider
 from korch.system.alignment import aligned_bytes
 from korch.system.native import Code, runtime
 from korch.target import Target
-from korch.testing.emulated import Emulated
 from korch.testing.samples import random_arrays
 from korch.testing.tolerance import Family, assert_same
 
@@ -30,15 +29,25 @@ class KernelError(AssertionError):
     """A kernel could not be created, or its run failed."""
 
 
+class Elsewhere(Protocol):
+    """Runs kernels that this process can't run, such as in an emulator."""
+
+    def build(self, kernels: Sequence[Kernel]) -> None:
+        """Compile kernels without state."""
+
+    def run(self, kernel: Kernel, buffers: Sequence[Array]) -> int:
+        """Run a kernel on arrays of bytes, which are updated in place; return the exit status."""
+
+
 def run_kernel(
     kernel: Kernel,
     group: Group,
     offer: Offer,
     inputs: Sequence[Array],
-    builder: Builder | Emulated,
+    builder: Builder | Elsewhere,
     *,
     threads: int = 2,
-    library: Code | Emulated | None = None,
+    library: Code | Elsewhere | None = None,
 ) -> list[Array]:
     """Return a kernel's outputs in the plain layout.
 
@@ -65,10 +74,7 @@ def run_kernel(
     for result in results:
         result[:] = 0xFF  # NaN, so that elements which a kernel does not write are detected
     buffers = [*memory, *results, aligned_bytes(max(64, kernel.workspace_bytes))]
-    if isinstance(library, Emulated):
-        code = library.run(kernel, buffers)
-    else:
-        code = _run(library, kernel, buffers, threads)
+    code = _run(library, kernel, buffers, threads) if isinstance(library, Code) else library.run(kernel, buffers)
     if code != 0:
         raise KernelError(f"{kernel.symbol}_run returned {code}")
     outputs = []
@@ -83,8 +89,8 @@ def check_kernel(
     group: Group,
     offer: Offer,
     inputs: Sequence[Array],
-    builder: Builder | Emulated,
-    library: Code | Emulated | None = None,
+    builder: Builder | Elsewhere,
+    library: Code | Elsewhere | None = None,
 ) -> None:
     """Compare a kernel with the reference interpreter in float64.
 
@@ -139,7 +145,7 @@ def check_offers(
     provider: Provider[Target, Kernel],
     groups: Sequence[Group],
     target: Target,
-    builder: Builder | Emulated,
+    builder: Builder | Elsewhere,
     rng: np.random.Generator,
     specials: bool = False,
 ) -> list[tuple[Group, Offer, Kernel]]:
@@ -175,12 +181,12 @@ def check_offers(
     return checked
 
 
-def load_kernels(kernels: Sequence[Kernel], builder: Builder | Emulated) -> Code | Emulated:
+def load_kernels(kernels: Sequence[Kernel], builder: Builder | Elsewhere) -> Code | Elsewhere:
     """Compile kernels and load them."""
-    if isinstance(builder, Emulated):
-        builder.build(kernels)
-        return builder
-    return Code(builder.objects([text for kernel in kernels for text in kernel.texts]))
+    if isinstance(builder, Builder):
+        return Code(builder.objects([text for kernel in kernels for text in kernel.texts]))
+    builder.build(kernels)
+    return builder
 
 
 def group_family(group: Group) -> Family:
