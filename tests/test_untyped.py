@@ -76,7 +76,6 @@ EXPRESSIONS: Mapping[str, Sequence[str]] = {
     "the parser of a documented text form, beside its printer": (
         "binary_program/text.py",
         "candidate/layout.py",
-        "events/text.py",
         "primitive/text.py",
         "provider/triton/",
         "segments/text.py",

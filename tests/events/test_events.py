@@ -1,4 +1,4 @@
-"""Events between tasks: derived from footprints, printed, parsed, checked, and sufficient for every order."""
+"""Events between tasks: derived from footprints, printed, checked, and sufficient for every order."""
 
 import random
 from dataclasses import replace
@@ -9,10 +9,10 @@ import pytest
 from korch.errors import InvalidGraphError
 from korch.events.check import check_graph, check_queues
 from korch.events.derive import derive_events
-from korch.events.graph import AffineMap, TableMap, Touched, affine_or_table
+from korch.events.graph import AffineMap, Edge, EventStage, EventTensor, TableMap, TaskGraph, Touched, affine_or_table
 from korch.events.queues import QueuedTask, make_queues
 from korch.events.spans import NOTHING, run, runs, union
-from korch.events.text import format_tasks, parse_tasks
+from korch.events.text import format_tasks
 from korch.events.touched import touched_by
 from korch.tile.check.accesses import accesses
 from korch.tile.check.points import Points
@@ -160,7 +160,6 @@ def test_events_of_windows_and_of_memory_that_is_used_again():
     names, footprints = windows()
     graph = derive_events(names, footprints)
     assert format_tasks(graph) == WINDOWS
-    assert parse_tasks(WINDOWS) == graph
     check_graph(graph)
 
 
@@ -205,7 +204,6 @@ def test_any_order_that_events_allow_gives_the_results_of_the_plan(seed):
     names, footprints = random_footprints(np.random.default_rng(seed))
     graph = derive_events(names, footprints)
     check_graph(graph)
-    assert parse_tasks(format_tasks(graph)) == graph
     expected = simulate(footprints, graph.tasks)
     for turn in range(5):
         order = []
@@ -304,26 +302,11 @@ def test_tasks_in_the_wrong_order_of_one_queue_are_refused():
         check_queues((tuple(queue),), footprints)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "stage k tasks x",
-        "stage k tasks 1\n  from 0 i -> [i, i + 1)",
-        "event counts 1\n  from 0 i -> [j, i + 1)",
-        "event counts 1\n  from 0 i -> [i, (i + 1)/2)",
-        "event counts 1\n  via 0 table 0:1",
-    ],
-)
-def test_text_that_is_no_task_graph_is_refused(text):
-    line = text.count("\n") + 1
-    with pytest.raises(InvalidGraphError, match=f"task graph: line {line} can't be read"):
-        parse_tasks(text)
-
-
 def test_maps_that_do_not_fit_are_refused():
-    graph = parse_tasks("stage a tasks 2\nstage b tasks 1\nevent counts 2\n  from 0 table 0:1\n  to 1 i -> [0, 1)\n")
+    first, second, to_second = EventStage("a", 2), EventStage("b", 1), Edge(1, AffineMap(0, 0, 1))
+    graph = TaskGraph((first, second), (EventTensor((2,), (Edge(0, TableMap(((0, 1),))),), (to_second,)),))
     with pytest.raises(InvalidGraphError, match="event tensor 0: a table does not fit stage 0"):
         check_graph(graph)
-    graph = parse_tasks("stage a tasks 2\nevent counts 2\n  from 0 i -> [0, 1)\n  to 1 i -> [0, 1)\n")
+    graph = TaskGraph((first,), (EventTensor((2,), (Edge(0, AffineMap(0, 0, 1)),), (to_second,)),))
     with pytest.raises(InvalidGraphError, match="event tensor 0: there is no stage 1"):
         check_graph(graph)
