@@ -32,7 +32,7 @@ def refusals(graph: PrimitiveGraph, rule: AnyRule) -> list[str | None]:
     """Return per match of a rule the reason why it refuses; None where it applies."""
     view = View(GraphBuilder.from_graph(graph), [value for _, value in graph.outputs])
     matches = (match for root in view.primitives if root.op in rule.roots for match in rule.match(view, root))
-    answers = (rule.refuse(view, match) for match in matches)
+    answers = (rule.rewrite(view, match) for match in matches)
     return [answer.reason if isinstance(answer, RuleRefusal) else None for answer in answers]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -24,23 +25,20 @@ from tests.equivalence.equivalence_oracle import apply_rules, assert_alternative
 ROWS = conv("1,3,6,5", "2,3,3,2", "1,2,4,4")
 
 
-def grow(shape_of: str = "same") -> Rule[Primitive, Primitive]:
+def grow(shape_of: str = "same") -> Rule[Primitive]:
     """Return a rule that never ends: exp(x) = exp(x + 1)."""
 
     def match(view: View, root: Primitive) -> Iterator[Primitive]:
         yield root
 
-    def build(writer: Writer, root: Primitive) -> int:
+    def write(writer: Writer, root: Primitive) -> int:
         if shape_of == "other":
             return writer.add("reshape", root.inputs, ReshapeAttributes((6,)))
         type_ = writer.type(root.output)
         one = writer.along(np.ones(()), 0, type_)
         return writer.add("exp", (writer.add("add", (root.inputs[0], one)),))
 
-    def refuse(view: View, root: Primitive) -> Primitive | RuleRefusal:
-        return root
-
-    return Rule("exp-grows", "false", "this test", ("exp",), match, refuse, build)
+    return Rule("exp-grows", "false", "this test", ("exp",), match, lambda _, root: partial(write, root=root))
 
 
 EXP = unary("f64[2,3]", "f64[2,3] = exp(%0)")
@@ -118,18 +116,20 @@ def test_a_limit_that_is_not_positive_is_refused(name: str) -> None:
     assert str(caught.value) == (f"limit {name} of saturation: the value 0 is not positive; expected more than 0")
 
 
-def failing(stage: str) -> Rule[Primitive, Primitive]:
-    """Return a rule that raises an error in one of its three functions."""
+def failing(stage: str) -> Rule[Primitive]:
+    """Return a rule that raises an error in one of its functions, or whose result has another type."""
     rule = grow("other" if stage == "merge" else "same")
 
     def fail(*_: object) -> Primitive:
         raise IndexError("no such axis")
 
+    if stage == "write":
+        return replace(rule, rewrite=lambda view, root: fail)
     return rule if stage == "merge" else replace(rule, **{stage: fail})
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("stage", ["match", "refuse", "build", "merge"])
+@pytest.mark.parametrize("stage", ["match", "rewrite", "write", "merge"])
 def test_a_rule_that_fails_is_dropped_there_and_reported(stage: str, caplog) -> None:
     graph = parse_graph(EXP)
     result, report = saturate(graph, strict=False, rules=[failing(stage)])

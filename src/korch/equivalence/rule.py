@@ -1,9 +1,8 @@
 """The equivalence rule, the view of the graph that it reads, and the writer with which it adds primitives.
 
-A rule is a frozen value. `match` finds the matches of its left side, `refuse` checks every condition
-on which the rule relies and returns either a refusal or a typed witness, and `build` writes the right
-side from the witness. All three are pure: the witness contains everything that `refuse` computes for
-`build`. Rules add alternatives and never remove anything; the solver chooses.
+A rule is a frozen value. `match` finds the matches of its left side. `rewrite` checks every condition on which the
+rule relies, and returns either a refusal or a function that writes the right side. That function reads only what
+`rewrite` has found. Rules add alternatives and never remove anything; the solver chooses.
 """
 
 from __future__ import annotations
@@ -136,7 +135,7 @@ class View:
 
 
 class Writer:
-    """The interface with which `build` adds primitives; it records the rule's name as their origin."""
+    """The interface with which a rule adds primitives; it records the rule's name as their origin."""
 
     def __init__(self, builder: GraphBuilder, rule_name: str) -> None:
         self._builder = builder
@@ -198,13 +197,15 @@ def is_finite_in(array: Array, dtype: DType) -> bool:
         return bool(np.isfinite(array.astype(dtype.numpy, copy=False)).all())
 
 
+Write = Callable[[Writer], int]
+"""Writes the right side of a rule, and returns the value that equals the root's."""
+
 M = TypeVar("M")
-W = TypeVar("W")
 
 
 @dataclass(frozen=True)
-class Rule(Generic[M, W]):
-    """An equivalence: the root's value equals what `build` writes.
+class Rule(Generic[M]):
+    """An equivalence: the root's value equals what `rewrite` returns a function for.
 
     Attributes:
         name: a law in kebab-case, `conv1x1-is-matmul`.
@@ -212,8 +213,7 @@ class Rule(Generic[M, W]):
         source: where it comes from.
         roots: the operations for which `match` is called.
         match: the view and a root -> each match of the left side; matches are hashable.
-        refuse: the view and a match -> the witness, or why the rule does not apply.
-        build: a writer and a witness -> the value that equals the root's.
+        rewrite: the view and a match -> what writes the right side, or why the rule does not apply.
         reorders: whether it re-associates floating-point operations; `strict` switches it off.
         is_last: whether it is tried in one round only, when the other rules have nothing more to add: it
             combines their results, and its own results would be further ones to combine.
@@ -228,8 +228,7 @@ class Rule(Generic[M, W]):
     source: str
     roots: tuple[str, ...]
     match: Callable[[View, Primitive], Iterator[M]]
-    refuse: Callable[[View, M], W | RuleRefusal]
-    build: Callable[[Writer, W], int]
+    rewrite: Callable[[View, M], Write | RuleRefusal]
     reorders: bool = False
     is_last: bool = False
     is_local: bool = False
@@ -271,4 +270,4 @@ def stands(
     return match
 
 
-AnyRule = Rule[Any, Any]
+AnyRule = Rule[Any]

@@ -355,13 +355,13 @@ class _Saturation:
                 self._fail(rule, root, error)
 
     def _apply(self, rule: AnyRule, root: Primitive, view: View, match: object, key: tuple[str, object]) -> None:
-        witness = rule.refuse(view, match)
-        if isinstance(witness, RuleRefusal):
-            self.refusals[key] = witness
-            if witness.is_final:
+        write = rule.rewrite(view, match)
+        if isinstance(write, RuleRefusal):
+            self.refusals[key] = write
+            if write.is_final:
                 self.done.add(key)
             return
-        built = rule.build(Writer(self.builder, rule.name), witness)
+        built = write(Writer(self.builder, rule.name))
         self.done.add(key)
         self.refusals.pop(key, None)
         # A new primitive gets a new value, so if the two are already equal, nothing was added.

@@ -15,10 +15,10 @@ from functools import partial
 import numpy as np
 
 from korch.candidate.candidate import Group, make_group
-from korch.equivalence.rule import AnyRule, RuleRefusal, View, rule_of
+from korch.equivalence.rule import AnyRule, RuleRefusal, View, Write, rule_of
 from korch.equivalence.rules import integers, quantization, stored
-from korch.equivalence.rules.integers import ProductMatch, QuantizedProductWitness
-from korch.equivalence.rules.stored import BlockMatch, BlockWitness
+from korch.equivalence.rules.integers import ProductMatch
+from korch.equivalence.rules.stored import BlockMatch
 from korch.equivalence.saturate import first_known, saturate
 from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
 from korch.primitive.lowering import MULTIPLIED, lower_products
@@ -49,16 +49,13 @@ def in_bytes(
     graph = _replaced(graph, quantization.RULES, True, deadline)
     if has_kernel is None:
         return lower_products(graph, multiplied)
-    refuse = partial(_refuse_without_kernel, has_kernel)
-    product = replace(integers.PRODUCT_OF_DEQUANTIZED_IS_INTEGER, refuse=refuse)
+    product = replace(integers.PRODUCT_OF_DEQUANTIZED_IS_INTEGER, rewrite=partial(_integer_product, has_kernel))
     # A value that is also needed as floats is moved as floats, unless a product needs its bytes.
     moves = quantization.MOVE_COMES_BEFORE_DEQUANTIZATION
     rules = (product, moves, integers.BIAS_JOINS_INTEGER_SUMS, integers.SCALES_OF_SUMS_COMPOSE)
     graph = _replaced(graph, rules, False, deadline)
     once = replace(integers.STORED_WEIGHTS_ARE_COMPUTED_ONCE, roots=("conv",))
-    by_columns = replace(
-        stored.STORED_WEIGHTS_LIE_BY_COLUMNS, refuse=partial(_refuse_without_stored_kernel, has_kernel)
-    )
+    by_columns = replace(stored.STORED_WEIGHTS_LIE_BY_COLUMNS, rewrite=partial(_stored_product, has_kernel))
     graph = _replaced(graph, (once, by_columns), False, deadline)
     return lower_products(graph, multiplied, keeps=lambda primitive: has_kernel(_group_of(graph, primitive)))
 
@@ -107,38 +104,36 @@ def _numbered_in_order(graph: PrimitiveGraph) -> PrimitiveGraph:
     return builder.freeze()
 
 
-def _refuse_without_kernel(
-    has_kernel: HasKernel, view: View, match: ProductMatch
-) -> QuantizedProductWitness | RuleRefusal:
-    """Return the rule's witness, or why a product stays in floats: the rule's reason, or a missing kernel for bytes."""
-    witness = integers.PRODUCT_OF_DEQUANTIZED_IS_INTEGER.refuse(view, match)
-    if isinstance(witness, RuleRefusal):
-        return witness
+def _integer_product(has_kernel: HasKernel, view: View, match: ProductMatch) -> Write | RuleRefusal:
+    """Return what the rule writes, or why a product stays in floats: the rule's reason, or a missing kernel."""
+    write = integers.PRODUCT_OF_DEQUANTIZED_IS_INTEGER.rewrite(view, match)
+    if isinstance(write, RuleRefusal):
+        return write
     builder = GraphBuilder()
     operands = []
-    for side in (witness.left, witness.right):
+    for side in (match.left, match.right):
         constant = view.constant(side.q)
         known = None if constant is None else builder.constant(constant.array)
         operands.append(builder.input(f"x{side.q}", view.type(side.q)) if known is None else known)
     builder.output("y", builder.add(match.root.op, operands, match.root.attributes))
     graph = builder.freeze()
     is_taken = len(graph.linear) == 1 and has_kernel(_group_of(graph, graph.linear[0]))
-    return witness if is_taken else RuleRefusal("no kernel multiplies these bytes", match.root.output)
+    return write if is_taken else RuleRefusal("no kernel multiplies these bytes", match.root.output)
 
 
-def _refuse_without_stored_kernel(has_kernel: HasKernel, view: View, match: BlockMatch) -> BlockWitness | RuleRefusal:
-    """Return the rule's witness, or why weights stay as stored: the rule's reason, or a missing kernel."""
-    witness = stored.STORED_WEIGHTS_LIE_BY_COLUMNS.refuse(view, match)
-    if isinstance(witness, RuleRefusal):
-        return witness
+def _stored_product(has_kernel: HasKernel, view: View, match: BlockMatch) -> Write | RuleRefusal:
+    """Return what the rule writes, or why weights stay as stored: the rule's reason, or a missing kernel."""
+    found = stored.block_product(view, match)
+    if isinstance(found, RuleRefusal):
+        return found
     builder = GraphBuilder()
-    arrays = (witness.packed, witness.scales.astype(np.float32), witness.zeros)
+    arrays = (found.packed, found.scales.astype(np.float32), found.zeros)
     inputs = [builder.input("x", view.type(match.root.inputs[0]))]
     inputs += [builder.constant(array) for array in arrays if array is not None]
-    builder.output("y", builder.add("matmul_stored", inputs, witness.attributes))
+    builder.output("y", builder.add("matmul_stored", inputs, found.attributes))
     graph = builder.freeze()
     is_taken = has_kernel(_group_of(graph, graph.primitives[0]))
-    return witness if is_taken else RuleRefusal("no kernel multiplies by such weights", match.root.output)
+    return found.write if is_taken else RuleRefusal("no kernel multiplies by such weights", match.root.output)
 
 
 def _group_of(graph: PrimitiveGraph, primitive: Primitive) -> Group:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from korch.equivalence.rule import AnyRule, Rule, View, Writer
+from korch.equivalence.rule import AnyRule, Rule, View, Write, Writer
 from korch.equivalence.saturate import SaturationLimits, saturate
 from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
@@ -167,10 +167,6 @@ def _additions(view: View, root: Primitive) -> Iterator[Recipe]:
                 yield "sum", str(_axis(x)), (root.op, x.inputs[0], y.inputs[0])
 
 
-def _build(writer: Writer, match: tuple[Primitive, Recipe]) -> int:
-    return _written(writer, match[1])
-
-
 def _written(writer: Writer, recipe: Recipe) -> int:
     if isinstance(recipe, int):
         return recipe
@@ -187,10 +183,10 @@ def _axiom(name: str, law: str, roots: tuple[str, ...], ways: Callable[[View, Pr
         for recipe in ways(view, root):
             yield root, recipe
 
-    def accept(_: View, found: tuple[Primitive, Recipe]) -> tuple[Primitive, Recipe]:
-        return found
+    def rewrite(_: View, found: tuple[Primitive, Recipe]) -> Write:
+        return lambda writer: _written(writer, found[1])
 
-    return Rule(name, law, "distributivity, associativity", roots, match, accept, _build, reorders=True)
+    return Rule(name, law, "distributivity, associativity", roots, match, rewrite, reorders=True)
 
 
 AXIOMS: tuple[AnyRule, ...] = (

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from korch.equivalence.affine_chains import STEPS, AffineChain, affine_step, chains_from, goes_on
-from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Write, Writer
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
 from korch.primitive.ops.reduce import BroadcastAttributes
 from korch.primitive.types import DType
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ReciprocalWitness:
-    """x / c for a constant c that may be broadcast; `reciprocal` has the shape of c before the broadcast."""
-
-    x: int
-    reciprocal: Array
 
 
 def write_affine(writer: Writer, value: int, chain: AffineChain) -> int:
@@ -41,7 +32,7 @@ def _match_chain(view: View, root: Primitive) -> Iterator[AffineChain]:
         yield chains_from(view, step)[-1]
 
 
-def _refuse_chain(view: View, chain: AffineChain) -> AffineChain | RuleRefusal:
+def _compose(view: View, chain: AffineChain) -> Write | RuleRefusal:
     root = chain.steps[0].output
     if goes_on(view, root):
         return RuleRefusal("the chain continues", root)
@@ -49,7 +40,7 @@ def _refuse_chain(view: View, chain: AffineChain) -> AffineChain | RuleRefusal:
         return RuleRefusal("a scale or shift is not finite", root)
     if chain.has_scale + chain.has_shift >= len(chain.steps):
         return RuleRefusal("no fewer steps", root)
-    return chain
+    return lambda writer: write_affine(writer, chain.base, chain)
 
 
 def _match_division(view: View, root: Primitive) -> Iterator[Primitive]:
@@ -57,7 +48,7 @@ def _match_division(view: View, root: Primitive) -> Iterator[Primitive]:
         yield root
 
 
-def _refuse_division(exact: bool, view: View, root: Primitive) -> ReciprocalWitness | RuleRefusal:
+def _multiply(exact: bool, view: View, root: Primitive) -> Write | RuleRefusal:
     small = view.stored_constant(root.inputs[1])
     dtype = view.type(root.output).dtype
     if small is None or not dtype.is_float:
@@ -75,8 +66,16 @@ def _refuse_division(exact: bool, view: View, root: Primitive) -> ReciprocalWitn
         return RuleRefusal("the divisor is a power of two, which is exact", root.output)
     if not exact and view.type(root.output).size < WORTHWHILE_ELEMENTS:
         return RuleRefusal("the tensor is too small to gain", root.output)
-    shape = small.array.shape
-    return ReciprocalWitness(root.inputs[0], np.broadcast_to(reciprocal, shape) if small.is_uniform else reciprocal)
+    factor = np.broadcast_to(reciprocal, small.array.shape) if small.is_uniform else reciprocal
+
+    def write(writer: Writer) -> int:
+        type_ = writer.type(root.inputs[0])
+        value = writer.constant(factor, type_.dtype)
+        if writer.type(value).shape != type_.shape:
+            value = writer.add("broadcast", (value,), BroadcastAttributes(type_.shape))
+        return writer.add("mul", (root.inputs[0], value))
+
+    return write
 
 
 def _is_normal(array: Array, dtype: DType) -> bool:
@@ -84,14 +83,6 @@ def _is_normal(array: Array, dtype: DType) -> bool:
     # no check, because their reciprocals are not normal.
     low = {DType.F64: -1022, DType.F16: -14}.get(dtype, -126)
     return bool((np.isfinite(array) & (array != 0) & (np.frexp(array)[1] - 1 >= low)).all())
-
-
-def _build_division(writer: Writer, witness: ReciprocalWitness) -> int:
-    type_ = writer.type(witness.x)
-    reciprocal = writer.constant(witness.reciprocal, type_.dtype)
-    if writer.type(reciprocal).shape != type_.shape:
-        reciprocal = writer.add("broadcast", (reciprocal,), BroadcastAttributes(type_.shape))
-    return writer.add("mul", (witness.x, reciprocal))
 
 
 WORTHWHILE_ELEMENTS = 1024
@@ -103,8 +94,7 @@ AFFINE_STEPS_COMPOSE = Rule(
     source="distributivity; BatchNormalization as one scale and one shift",
     roots=STEPS,
     match=_match_chain,
-    refuse=_refuse_chain,
-    build=lambda writer, chain: write_affine(writer, chain.base, chain),
+    rewrite=_compose,
     reorders=True,
 )
 DIV_BY_POWER_OF_TWO_IS_MUL = Rule(
@@ -113,8 +103,7 @@ DIV_BY_POWER_OF_TWO_IS_MUL = Rule(
     source="IEEE 754: scaling by a power of two rounds as the division does",
     roots=("div",),
     match=_match_division,
-    refuse=partial(_refuse_division, True),
-    build=_build_division,
+    rewrite=partial(_multiply, True),
 )
 DIV_BY_CONSTANT_IS_MUL = Rule(
     name="div-by-constant-is-mul",
@@ -122,8 +111,7 @@ DIV_BY_CONSTANT_IS_MUL = Rule(
     source="field axiom; at most one rounding more than the division",
     roots=("div",),
     match=_match_division,
-    refuse=partial(_refuse_division, False),
-    build=_build_division,
+    rewrite=partial(_multiply, False),
     reorders=True,
 )
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from korch.equivalence.channel_map import ChannelMap, MapPlace, cheapest_place
-from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, is_finite_in
+from korch.equivalence.channel_map import ChannelMap, cheapest_place
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Write, is_finite_in
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
 
@@ -54,7 +54,7 @@ def _map_of(view: View, match: MapMatch) -> ChannelMap | RuleRefusal:
     return ChannelMap(1, array.reshape(array.shape[:2]), (0, array.shape[1]))
 
 
-def _refuse(view: View, match: MapMatch) -> MapPlace | RuleRefusal:
+def _rewrite(view: View, match: MapMatch) -> Write | RuleRefusal:
     root, channel_map = match.root, _map_of(view, match)
     if isinstance(channel_map, RuleRefusal):
         return channel_map
@@ -70,7 +70,7 @@ def _refuse(view: View, match: MapMatch) -> MapPlace | RuleRefusal:
     flop = root.row.work_flop(types, root.attributes, type_)
     if sum(place.costs.values()) > MOST_COST * (flop + sum(place.saved.values())):
         return RuleRefusal("no place for the map is cheaper", root.output)
-    return place
+    return place.write
 
 
 CHANNEL_MAP_MOVES_TO_ITS_CHEAPEST_PLACE = Rule(
@@ -79,8 +79,7 @@ CHANNEL_MAP_MOVES_TO_ITS_CHEAPEST_PLACE = Rule(
     source="linearity; a map of channels commutes with what acts on other axes",
     roots=("conv", "matmul"),
     match=_match,
-    refuse=_refuse,
-    build=lambda writer, place: place.write(writer),
+    rewrite=_rewrite,
     reorders=True,
 )
 

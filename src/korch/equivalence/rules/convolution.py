@@ -4,57 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from korch.equivalence.rule import AnyRule, Pair, Rule, RuleRefusal, View, Writer, is_finite_in, reads
+from korch.equivalence.rule import AnyRule, Pair, Rule, RuleRefusal, View, Write, Writer, is_finite_in, reads
 from korch.primitive.graph import Primitive
-from korch.primitive.op import Array
 from korch.primitive.ops.layout import ConcatAttributes, PadAttributes, SliceAttributes, TransposeAttributes
 from korch.primitive.ops.linear import BYTES, ConvAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
-
-
-@dataclass(frozen=True, slots=True)
-class PointwiseWitness:
-    """A convolution whose window is one element: image, weights, type of the output."""
-
-    x: int
-    weights: int
-    channels_in: int
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PatchWitness:
-    """A convolution whose windows tile the image: image, weights (before their widening, if there is one), shapes."""
-
-    x: int
-    weights: int
-    widening: Primitive | None
-    window: tuple[int, ...]
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PadWitness:
-    """The convolution to write."""
-
-    x: int
-    weights: int
-    attributes: ConvAttributes
-
-
-@dataclass(frozen=True, slots=True)
-class RowsWitness:
-    """A convolution with few output channels: image, weights, attributes, shape of the output."""
-
-    x: int
-    weights: int
-    attributes: ConvAttributes
-    shape: tuple[int, ...]
-
 
 FEW_CHANNELS = 8
 """At most this number of output channels leaves most of a vector register unused."""
@@ -65,7 +23,7 @@ def _match_pointwise(view: View, root: Primitive) -> Iterator[Primitive]:
         yield root
 
 
-def _refuse_pointwise(view: View, root: Primitive) -> PointwiseWitness | RuleRefusal:
+def _pointwise(view: View, root: Primitive) -> Write | RuleRefusal:
     attributes = root.attributes_as(ConvAttributes)
     x, weights = root.inputs
     if attributes.groups != 1:
@@ -78,14 +36,14 @@ def _refuse_pointwise(view: View, root: Primitive) -> PointwiseWitness | RuleRef
         return RuleRefusal("the convolution is padded", root.output)
     if view.shape(x)[0] != 1:
         return RuleRefusal("the batch is not 1", root.output)
-    return PointwiseWitness(x, weights, view.shape(x)[1], view.shape(root.output))
+    channels, shape = view.shape(x)[1], view.shape(root.output)
 
+    def write(writer: Writer) -> int:
+        flat = writer.reshape(x, (channels, math.prod(shape[2:])))
+        matrix = writer.reshape(weights, (shape[1], channels))
+        return writer.reshape(writer.add("matmul", (matrix, flat)), shape)
 
-def _build_pointwise(writer: Writer, witness: PointwiseWitness) -> int:
-    _, channels_out, *spatial = witness.shape
-    flat = writer.reshape(witness.x, (witness.channels_in, math.prod(spatial)))
-    weights = writer.reshape(witness.weights, (channels_out, witness.channels_in))
-    return writer.reshape(writer.add("matmul", (weights, flat)), witness.shape)
+    return write
 
 
 def _match_patches(view: View, root: Primitive) -> Iterator[Primitive]:
@@ -94,7 +52,7 @@ def _match_patches(view: View, root: Primitive) -> Iterator[Primitive]:
         yield root
 
 
-def _refuse_patches(view: View, root: Primitive) -> PatchWitness | RuleRefusal:
+def _patches(view: View, root: Primitive) -> Write | RuleRefusal:
     attributes = root.attributes_as(ConvAttributes)
     x, weights = root.inputs
     window = view.shape(weights)[2:]
@@ -107,27 +65,28 @@ def _refuse_patches(view: View, root: Primitive) -> PatchWitness | RuleRefusal:
     if any(n % k for n, k in zip(view.shape(x)[2:], window, strict=True)):
         return RuleRefusal("the windows leave a part of the image out", root.output)
     widening = next((cast for cast in view.producing(weights, "cast") if view.constant(cast.inputs[0])), None)
-    return PatchWitness(x, widening.inputs[0] if widening else weights, widening, window, view.shape(root.output))
+    narrow = widening.inputs[0] if widening else weights
+    shape, terms = view.shape(root.output), view.type(weights).size // view.shape(weights)[0]
+    images, channels, *places = shape
+    rank = len(places)
+
+    def write(writer: Writer) -> int:
+        pairs = [n for pair in zip(places, window, strict=True) for n in pair]
+        parts = writer.reshape(x, (images, terms // math.prod(window), *pairs))
+        order = (0, *(2 + 2 * i for i in range(rank)), 1, *(3 + 2 * i for i in range(rank)))
+        patches = writer.add("transpose", (parts,), TransposeAttributes(order))
+        rows = writer.reshape(patches, (images, math.prod(places), terms))
+        columns = writer.reshape(narrow, (1, channels, terms))
+        columns = writer.add("transpose", (columns,), TransposeAttributes((0, 2, 1)))
+        if widening is not None:
+            columns = writer.add("cast", (columns,), widening.attributes)
+        product = writer.add("matmul", (rows, columns))
+        return writer.reshape(writer.add("transpose", (product,), TransposeAttributes((0, 2, 1))), shape)
+
+    return write
 
 
-def _build_patches(writer: Writer, witness: PatchWitness) -> int:
-    images, channels, *places = witness.shape
-    window, rank = witness.window, len(places)
-    terms = writer.type(witness.weights).size // channels
-    pairs = [n for pair in zip(places, window, strict=True) for n in pair]
-    parts = writer.reshape(witness.x, (images, terms // math.prod(window), *pairs))
-    order = (0, *(2 + 2 * i for i in range(rank)), 1, *(3 + 2 * i for i in range(rank)))
-    patches = writer.add("transpose", (parts,), TransposeAttributes(order))
-    rows = writer.reshape(patches, (images, math.prod(places), terms))
-    weights = writer.reshape(witness.weights, (1, channels, terms))
-    weights = writer.add("transpose", (weights,), TransposeAttributes((0, 2, 1)))
-    if witness.widening is not None:
-        weights = writer.add("cast", (weights,), witness.widening.attributes)
-    product = writer.add("matmul", (rows, weights))
-    return writer.reshape(writer.add("transpose", (product,), TransposeAttributes((0, 2, 1))), witness.shape)
-
-
-def _refuse_pad(view: View, match: Pair) -> PadWitness | RuleRefusal:
+def _fold_pad(view: View, match: Pair) -> Write | RuleRefusal:
     conv = match.root.attributes_as(ConvAttributes)
     pad = match.inner.attributes_as(PadAttributes)
     if pad.mode != "constant" or pad.value != 0:
@@ -137,7 +96,7 @@ def _refuse_pad(view: View, match: Pair) -> PadWitness | RuleRefusal:
     begin = tuple(a + b for a, b in zip(conv.pads_begin, pad.before[2:], strict=True))
     end = tuple(a + b for a, b in zip(conv.pads_end, pad.after[2:], strict=True))
     attributes = replace(conv, pads_begin=begin, pads_end=end)
-    return PadWitness(match.inner.inputs[0], match.root.inputs[1], attributes)
+    return lambda writer: writer.add("conv", (match.inner.inputs[0], match.root.inputs[1]), attributes)
 
 
 def _match_rows(view: View, root: Primitive) -> Iterator[Primitive]:
@@ -146,7 +105,7 @@ def _match_rows(view: View, root: Primitive) -> Iterator[Primitive]:
         yield root
 
 
-def _refuse_rows(view: View, root: Primitive) -> RowsWitness | RuleRefusal:
+def _rows(view: View, root: Primitive) -> Write | RuleRefusal:
     attributes = root.attributes_as(ConvAttributes)
     x, weights = root.inputs
     if view.constant(weights) is None:
@@ -157,33 +116,25 @@ def _refuse_rows(view: View, root: Primitive) -> RowsWitness | RuleRefusal:
         return RuleRefusal("the rows have a stride or a dilation", root.output)
     if view.shape(x)[0] != 1:
         return RuleRefusal("the batch is not 1", root.output)
-    return RowsWitness(x, weights, attributes, view.shape(root.output))
+    out, channels, rows, columns = view.shape(weights)
+    shape = view.shape(root.output)
+    _, _, height, width = shape
 
+    def write(writer: Writer) -> int:
+        turned = writer.add("transpose", (weights,), TransposeAttributes((0, 2, 1, 3)))
+        by_row = writer.reshape(turned, (out * rows, channels, 1, columns))
+        partial = writer.add("conv", (x, by_row), attributes)
+        # Row y of the result is the sum over the taps t of row y + t of tap t's partial image. If the same
+        # memory is read with n + 1 rows per tap, these rows have the same index: t*n + (y + t) = t*(n + 1) + y.
+        n = writer.type(partial).shape[2]
+        flat = writer.reshape(partial, (out, rows * n, width))
+        longer = writer.add("pad", (flat,), PadAttributes((0, 0, 0), (0, rows, 0)))
+        skewed = writer.reshape(longer, (out, rows, n + 1, width))
+        zeros, ones = (0, 0, 0, 0), (1, 1, 1, 1)
+        kept = writer.add("slice", (skewed,), SliceAttributes(zeros, (out, rows, height, width), ones))
+        return writer.reshape(writer.add("reduce_sum", (kept,), ReduceAttributes((1,))), shape)
 
-def _build_rows(writer: Writer, witness: RowsWitness) -> int:
-    out, channels, rows, columns = writer.type(witness.weights).shape
-    _, _, height, width = witness.shape
-    turned = writer.add("transpose", (witness.weights,), TransposeAttributes((0, 2, 1, 3)))
-    weights = writer.reshape(turned, (out * rows, channels, 1, columns))
-    partial = writer.add("conv", (witness.x, weights), witness.attributes)
-    # Row y of the result is the sum over the taps t of row y + t of tap t's partial image. If the same
-    # memory is read with n + 1 rows per tap, these rows have the same index: t*n + (y + t) = t*(n + 1) + y.
-    n = writer.type(partial).shape[2]
-    flat = writer.reshape(partial, (out, rows * n, width))
-    longer = writer.add("pad", (flat,), PadAttributes((0, 0, 0), (0, rows, 0)))
-    skewed = writer.reshape(longer, (out, rows, n + 1, width))
-    zeros, ones = (0, 0, 0, 0), (1, 1, 1, 1)
-    kept = writer.add("slice", (skewed,), SliceAttributes(zeros, (out, rows, height, width), ones))
-    return writer.reshape(writer.add("reduce_sum", (kept,), ReduceAttributes((1,))), witness.shape)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FocusWitness:
-    """The image before the slices, the weights over its pixels in float64, and the attributes."""
-
-    x: int
-    weights: Array
-    attributes: ConvAttributes
+    return write
 
 
 def _match_focus(view: View, root: Primitive) -> Iterator[Pair]:
@@ -193,7 +144,7 @@ def _match_focus(view: View, root: Primitive) -> Iterator[Pair]:
             yield Pair(root, concat)
 
 
-def _refuse_focus(view: View, match: Pair) -> FocusWitness | RuleRefusal:
+def _focus(view: View, match: Pair) -> Write | RuleRefusal:
     conv, slices = match.root, match.inner.inputs
     attributes = conv.attributes_as(ConvAttributes)
     constant = view.constant(conv.inputs[1])
@@ -221,17 +172,17 @@ def _refuse_focus(view: View, match: Pair) -> FocusWitness | RuleRefusal:
     for i, (_, start, _) in enumerate(found):
         places = tuple(slice(a, None, s) for a, s in zip(start[2:], step[2:], strict=True))
         weights[(slice(None), slice(None), *places)] += old[:, i * shape[1] : (i + 1) * shape[1]]
-    if not is_finite_in(weights, view.type(conv.output).dtype):
+    dtype = view.type(conv.output).dtype
+    if not is_finite_in(weights, dtype):
         return RuleRefusal("a sum of weights is not finite", conv.output)
 
     def wide(field: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(n * s for n, s in zip(field, step[2:], strict=True))
 
-    return FocusWitness(
-        x,
-        weights,
-        ConvAttributes(wide(attributes.strides), wide(attributes.pads_begin), wide(attributes.pads_end), (1,) * rank),
+    wider = ConvAttributes(
+        wide(attributes.strides), wide(attributes.pads_begin), wide(attributes.pads_end), (1,) * rank
     )
+    return lambda writer: writer.add("conv", (x, writer.constant(weights, dtype)), wider)
 
 
 def _strided_slice(view: View, value: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
@@ -246,19 +197,13 @@ def _strided_slice(view: View, value: int) -> tuple[int, tuple[int, ...], tuple[
     return value, start, step
 
 
-def _build_focus(writer: Writer, witness: FocusWitness) -> int:
-    weights = writer.constant(witness.weights, writer.type(witness.x).dtype)
-    return writer.add("conv", (witness.x, weights), witness.attributes)
-
-
 CONV1X1_IS_MATMUL = Rule(
     name="conv1x1-is-matmul",
     law="conv(x, W) = reshape(W[o,i] @ reshape(x, [i,hw])) for a window of one element",
     source="definition of the convolution",
     roots=("conv",),
     match=_match_pointwise,
-    refuse=_refuse_pointwise,
-    build=_build_pointwise,
+    rewrite=_pointwise,
 )
 CONV_OF_PATCHES_IS_MATMUL = Rule(
     name="conv-of-patches-is-matmul",
@@ -266,8 +211,7 @@ CONV_OF_PATCHES_IS_MATMUL = Rule(
     source="definition of the convolution; the first layer of ViT",
     roots=("conv",),
     match=_match_patches,
-    refuse=_refuse_patches,
-    build=_build_patches,
+    rewrite=_patches,
 )
 ZERO_PAD_FOLDS_INTO_CONV = Rule(
     name="zero-pad-folds-into-conv",
@@ -275,8 +219,7 @@ ZERO_PAD_FOLDS_INTO_CONV = Rule(
     source="definition of the convolution's pads",
     roots=("conv",),
     match=reads("pad"),
-    refuse=_refuse_pad,
-    build=lambda writer, w: writer.add("conv", (w.x, w.weights), w.attributes),
+    rewrite=_fold_pad,
 )
 
 FEW_CHANNEL_CONV_IS_ROW_CONV = Rule(
@@ -285,8 +228,7 @@ FEW_CHANNEL_CONV_IS_ROW_CONV = Rule(
     source="linearity; each row of the window becomes output channels, so that vectors are full",
     roots=("conv",),
     match=_match_rows,
-    refuse=_refuse_rows,
-    build=_build_rows,
+    rewrite=_rows,
     reorders=True,
 )
 
@@ -296,8 +238,7 @@ CONV_OF_SLICES_IS_STRIDED_CONV = Rule(
     source="definition of the convolution; YOLOX's Focus, space-to-depth before a convolution",
     roots=("conv",),
     match=_match_focus,
-    refuse=_refuse_focus,
-    build=_build_focus,
+    rewrite=_focus,
     reorders=True,
 )
 

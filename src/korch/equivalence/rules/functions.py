@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer, stands
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Write, Writer, stands
 from korch.primitive.pattern import SOFTPLUS, Found, op
 from korch.primitive.types import DType
 
@@ -12,14 +12,14 @@ SATURATED = 20.0
 """From this x on, tanh(softplus(x)) is 1 in float32, and 1 up to 2^-53 in float64."""
 
 
-def _refuse(view: View, match: Found) -> int | RuleRefusal:
+def _rewrite(view: View, match: Found) -> Write | RuleRefusal:
     x = match.values["x"]
     if view.type(x).dtype not in (DType.F32, DType.F64):
         return RuleRefusal("e^40 is too large for the element type", match.root.output)
-    return x
+    return lambda writer: _write(writer, x)
 
 
-def _build(writer: Writer, x: int) -> int:
+def _write(writer: Writer, x: int) -> int:
     """Write n / (n + 2) with n = e (e + 2) and e = e^min(x, 20), which has no cancellation."""
     type_ = writer.type(x)
 
@@ -38,8 +38,7 @@ TANH_OF_SOFTPLUS_IS_A_QUOTIENT = Rule(
     source="definition of the hyperbolic tangent",
     roots=("tanh",),
     match=stands(op("tanh", SOFTPLUS)),
-    refuse=_refuse,
-    build=_build,
+    rewrite=_rewrite,
     reorders=True,
 )
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from korch.equivalence.affine_chains import AxisConstant, axis_constant
 from korch.equivalence.quantization import Dequantized, dequantized
-from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer, stands
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Write, Writer, stands
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array, Category
 from korch.primitive.ops.elementwise import CastAttributes
@@ -46,16 +46,6 @@ class ProductMatch:
     right: Dequantized
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class QuantizedProductWitness:
-    """A product of dequantized bytes, and the scales of its sums: one, or two along different axes."""
-
-    root: Primitive
-    left: Dequantized
-    right: Dequantized
-    scales: tuple[AxisConstant, ...]
-
-
 def _match_product(view: View, root: Primitive) -> Iterator[ProductMatch]:
     if not view.type(root.output).dtype.is_float:
         return
@@ -64,7 +54,7 @@ def _match_product(view: View, root: Primitive) -> Iterator[ProductMatch]:
             yield ProductMatch(root, left, right)
 
 
-def _refuse_product(view: View, match: ProductMatch) -> QuantizedProductWitness | RuleRefusal:
+def _integer_product(view: View, match: ProductMatch) -> Write | RuleRefusal:
     root, left, right = match.root, match.left, match.right
     if not {left.grid.dtype, right.grid.dtype} <= {*BYTES}:
         return RuleRefusal("the integers have more than 8 bits", root.output)
@@ -86,27 +76,26 @@ def _refuse_product(view: View, match: ProductMatch) -> QuantizedProductWitness 
         scales = [AxisConstant(place, scales[0].vector * scales[1].vector)]
     if not all(_is_normal(scale.vector) for scale in scales):
         return RuleRefusal("a product of scales is no normal number", root.output)
-    return QuantizedProductWitness(root, left, right, tuple(scales))
+
+    def write(writer: Writer) -> int:
+        values = [ValueId(side.q) for side in (left, right)]
+        zeros = [_zero(writer, side, root.op) for side in (left, right)]
+        if isinstance(root.attributes, ConvAttributes):
+            total = integer_conv(writer.verbs, values[0], values[1], zeros[0], zeros[1], root.attributes)
+        else:
+            total = integer_matmul(writer.verbs, values[0], values[1], zeros[0], zeros[1])
+        type_ = writer.type(root.output)
+        result = writer.add("cast", (total,), CastAttributes(type_.dtype.value))
+        for scale in scales:
+            result = writer.add("mul", (result, writer.along(scale.vector, scale.axis or 0, type_)))
+        return result
+
+    return write
 
 
 def _is_normal(vector: Array) -> bool:
     limits = np.finfo(np.float32)
     return bool(((vector >= limits.tiny) & (vector <= limits.max)).all())
-
-
-def _build_product(writer: Writer, witness: QuantizedProductWitness) -> int:
-    root, verbs = witness.root, writer.verbs
-    values = [ValueId(side.q) for side in (witness.left, witness.right)]
-    zeros = [_zero(writer, side, root.op) for side in (witness.left, witness.right)]
-    if isinstance(root.attributes, ConvAttributes):
-        total = integer_conv(verbs, values[0], values[1], zeros[0], zeros[1], root.attributes)
-    else:
-        total = integer_matmul(verbs, values[0], values[1], zeros[0], zeros[1])
-    type_ = writer.type(root.output)
-    result = writer.add("cast", (total,), CastAttributes(type_.dtype.value))
-    for scale in witness.scales:
-        result = writer.add("mul", (result, writer.along(scale.vector, scale.axis or 0, type_)))
-    return result
 
 
 def _zero(writer: Writer, side: Dequantized, op: str) -> ValueId | None:
@@ -128,8 +117,7 @@ PRODUCT_OF_DEQUANTIZED_IS_INTEGER = Rule(
     source="bilinearity; Jacob et al. (CVPR 2018), equation 7",
     roots=("conv", "matmul"),
     match=_match_product,
-    refuse=_refuse_product,
-    build=_build_product,
+    rewrite=_integer_product,
     reorders=True,
 )
 
@@ -142,17 +130,7 @@ def _is_sum(view: View, found: Found) -> bool:
     return view.type(found.values["sums"]).dtype is DType.I32
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BiasWitness:
-    """Sums, the integers to add to them along an axis, and the scale that follows."""
-
-    root: Primitive
-    sums: int
-    bias: AxisConstant
-    scale: int
-
-
-def _refuse_bias(view: View, match: Found) -> BiasWitness | RuleRefusal:
+def _join_bias(view: View, match: Found) -> Write | RuleRefusal:
     root, sums = match.root, match.values["sums"]
     bias, scale = axis_constant(view, match.values["bias"]), axis_constant(view, match.values["scale"])
     if bias is None or scale is None or (None not in (bias.axis, scale.axis) and bias.axis != scale.axis):
@@ -171,16 +149,15 @@ def _refuse_bias(view: View, match: Found) -> BiasWitness | RuleRefusal:
             break
     if (np.abs(whole) >= LARGEST_BIAS).any():
         return RuleRefusal("the bias is large", root.output)
-    return BiasWitness(root, sums, AxisConstant(axis, whole), match.values["scale"])
 
+    def write(writer: Writer) -> int:
+        type_, total = writer.type(root.output), sums
+        if np.any(whole):
+            total = writer.add("add", (sums, writer.along(whole, axis or 0, ValueType(type_.shape, DType.I32))))
+        result = writer.add("cast", (total,), CastAttributes(type_.dtype.value))
+        return writer.add("mul", (result, match.values["scale"]))
 
-def _build_bias(writer: Writer, witness: BiasWitness) -> int:
-    type_, sums = writer.type(witness.root.output), witness.sums
-    if np.any(witness.bias.vector):
-        wide = ValueType(type_.shape, DType.I32)
-        sums = writer.add("add", (sums, writer.along(witness.bias.vector, witness.bias.axis or 0, wide)))
-    result = writer.add("cast", (sums,), CastAttributes(type_.dtype.value))
-    return writer.add("mul", (result, witness.scale))
+    return write
 
 
 BIAS_JOINS_INTEGER_SUMS = Rule(
@@ -189,22 +166,12 @@ BIAS_JOINS_INTEGER_SUMS = Rule(
     source="distributivity; biases are quantized with the product of both scales",
     roots=("add",),
     match=stands(op("add", _SCALED, "bias"), _is_sum),
-    refuse=_refuse_bias,
-    build=_build_bias,
+    rewrite=_join_bias,
     reorders=True,
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ScaledWitness:
-    """Sums as floats, and the one scale by which they are multiplied."""
-
-    root: Primitive
-    sums: int
-    scale: AxisConstant
-
-
-def _refuse_scaled(view: View, match: Found) -> ScaledWitness | RuleRefusal:
+def _compose_scales(view: View, match: Found) -> Write | RuleRefusal:
     root = match.root
     first, second = axis_constant(view, match.values["scale"]), axis_constant(view, match.values["factor"])
     if first is None or second is None or (None not in (first.axis, second.axis) and first.axis != second.axis):
@@ -214,12 +181,12 @@ def _refuse_scaled(view: View, match: Found) -> ScaledWitness | RuleRefusal:
     if not _is_normal(np.abs(vector)):
         return RuleRefusal("a product of scales is no normal number", root.output)
     axis = first.axis if first.axis is not None else second.axis
-    return ScaledWitness(root, match.primitives["float"].output, AxisConstant(axis, vector))
 
+    def write(writer: Writer) -> int:
+        factor = writer.along(vector, axis or 0, writer.type(root.output))
+        return writer.add("mul", (match.primitives["float"].output, factor))
 
-def _build_scaled(writer: Writer, witness: ScaledWitness) -> int:
-    factor = writer.along(witness.scale.vector, witness.scale.axis or 0, writer.type(witness.root.output))
-    return writer.add("mul", (witness.sums, factor))
+    return write
 
 
 SCALES_OF_SUMS_COMPOSE = Rule(
@@ -228,8 +195,7 @@ SCALES_OF_SUMS_COMPOSE = Rule(
     source="the requantization of Jacob et al. (CVPR 2018), section 2.2",
     roots=("div", "mul"),
     match=stands(op("mul|div", _SCALED, "factor"), _is_sum),
-    refuse=_refuse_scaled,
-    build=_build_scaled,
+    rewrite=_compose_scales,
     reorders=True,
 )
 
@@ -241,15 +207,6 @@ class StoredMatch:
     root: Primitive
     position: int
     steps: tuple[Primitive, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StoredWitness:
-    """The product, and the elements of the computed operand."""
-
-    root: Primitive
-    position: int
-    array: Array
 
 
 def _match_stored(view: View, root: Primitive) -> Iterator[StoredMatch]:
@@ -276,11 +233,18 @@ def _follow(view: View, value: int, steps: dict[int, Primitive], depth: int) -> 
     return True
 
 
-def _refuse_stored(view: View, match: StoredMatch) -> StoredWitness | RuleRefusal:
-    value = match.root.inputs[match.position]
+def _compute(view: View, match: StoredMatch) -> Write | RuleRefusal:
+    root, value = match.root, match.root.inputs[match.position]
     if view.type(value).size_bytes > LARGEST_BYTES:
-        return RuleRefusal("the constant is too large to compute", match.root.output, is_final=True)
-    return StoredWitness(match.root, match.position, _computed(view, match.steps, value))
+        return RuleRefusal("the constant is too large to compute", root.output, is_final=True)
+    array = _computed(view, match.steps, value)
+
+    def write(writer: Writer) -> int:
+        inputs = list(root.inputs)
+        inputs[match.position] = writer.constant(array, writer.type(value).dtype)
+        return writer.add(root.op, inputs, root.attributes)
+
+    return write
 
 
 def _computed(view: View, steps: Iterable[Primitive], value: int) -> Array:
@@ -307,20 +271,13 @@ def stored_array(view: View, value: int) -> Array | None:
     return _computed(view, dict.fromkeys(steps.values()), value)
 
 
-def _build_stored(writer: Writer, witness: StoredWitness) -> int:
-    inputs = list(witness.root.inputs)
-    inputs[witness.position] = writer.constant(witness.array, writer.type(inputs[witness.position]).dtype)
-    return writer.add(witness.root.op, inputs, witness.root.attributes)
-
-
 STORED_WEIGHTS_ARE_COMPUTED_ONCE = Rule(
     name="stored-weights-are-computed-once",
     law="x * f(w) = x * v for a constant w, where v = f(w) takes more bytes",
     source="constant folding",
     roots=LINEAR,
     match=_match_stored,
-    refuse=_refuse_stored,
-    build=_build_stored,
+    rewrite=_compute,
 )
 
 RULES: tuple[AnyRule, ...] = (

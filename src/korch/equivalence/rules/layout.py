@@ -6,21 +6,11 @@ Layout primitives compute nothing, so all these rules are exact.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from korch.equivalence.rule import AnyRule, Pair, Rule, RuleRefusal, View, Writer, reads
+from korch.equivalence.rule import AnyRule, Pair, Rule, RuleRefusal, View, Write, reads
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Attributes
-from korch.primitive.ops.layout import ReshapeAttributes, SliceAttributes, TakeAttributes, TransposeAttributes
-
-
-@dataclass(frozen=True, slots=True)
-class LayoutStep:
-    """One primitive to write: operation, input, attributes; `op` is "" if the result is the input itself."""
-
-    op: str
-    value: int
-    attributes: Attributes
+from korch.primitive.ops.layout import SliceAttributes, TakeAttributes, TransposeAttributes
 
 
 def _keeps_type(view: View, root: Primitive) -> Iterator[Primitive]:
@@ -28,33 +18,28 @@ def _keeps_type(view: View, root: Primitive) -> Iterator[Primitive]:
         yield root
 
 
-def _write(writer: Writer, step: LayoutStep) -> int:
-    return writer.add(step.op, (step.value,), step.attributes) if step.op else step.value
-
-
-def _compose_transposes(view: View, pair: Pair) -> LayoutStep | RuleRefusal:
+def _compose_transposes(view: View, pair: Pair) -> Write | RuleRefusal:
     outer = pair.root.attributes_as(TransposeAttributes)
     inner = pair.inner.attributes_as(TransposeAttributes)
     perm = tuple(inner.perm[axis] for axis in outer.perm)
-    op = "" if perm == tuple(range(len(perm))) else "transpose"
-    return LayoutStep(op, pair.inner.inputs[0], TransposeAttributes(perm))
+    source = pair.inner.inputs[0]
+    return lambda writer: source if _is_count(perm) else writer.add("transpose", (source,), TransposeAttributes(perm))
 
 
-def _compose_reshapes(view: View, pair: Pair) -> LayoutStep | RuleRefusal:
+def _compose_reshapes(view: View, pair: Pair) -> Write | RuleRefusal:
     source, shape = pair.inner.inputs[0], view.shape(pair.root.output)
-    op = "" if view.shape(source) == shape else "reshape"
-    return LayoutStep(op, source, ReshapeAttributes(shape))
+    return lambda writer: writer.reshape(source, shape)
 
 
-def _compose_broadcasts(view: View, pair: Pair) -> LayoutStep | RuleRefusal:
-    return LayoutStep("broadcast", pair.inner.inputs[0], pair.root.attributes)
+def _compose_broadcasts(view: View, pair: Pair) -> Write | RuleRefusal:
+    return lambda writer: writer.add("broadcast", (pair.inner.inputs[0],), pair.root.attributes)
 
 
-def _keep_input(view: View, root: Primitive) -> LayoutStep | RuleRefusal:
+def _keep_input(view: View, root: Primitive) -> Write | RuleRefusal:
     """Return the input if no element moves. The types are equal, so no element is added or left out."""
     if _moves(root.attributes):
         return RuleRefusal("elements move", root.output)
-    return LayoutStep("", root.inputs[0], root.attributes)
+    return lambda writer: root.inputs[0]
 
 
 def _is_count(indices: tuple[int, ...]) -> bool:
@@ -81,8 +66,7 @@ TRANSPOSES_COMPOSE = Rule(
     source="composition of permutations",
     roots=("transpose",),
     match=reads("transpose"),
-    refuse=_compose_transposes,
-    build=_write,
+    rewrite=_compose_transposes,
 )
 RESHAPES_COMPOSE = Rule(
     name="reshapes-compose",
@@ -90,8 +74,7 @@ RESHAPES_COMPOSE = Rule(
     source="a reshape keeps the row-major order",
     roots=("reshape",),
     match=reads("reshape"),
-    refuse=_compose_reshapes,
-    build=_write,
+    rewrite=_compose_reshapes,
 )
 BROADCASTS_COMPOSE = Rule(
     name="broadcasts-compose",
@@ -99,8 +82,7 @@ BROADCASTS_COMPOSE = Rule(
     source="NumPy's broadcasting is transitive",
     roots=("broadcast",),
     match=reads("broadcast"),
-    refuse=_compose_broadcasts,
-    build=_write,
+    rewrite=_compose_broadcasts,
 )
 IDENTITY_LAYOUT_IS_NOTHING = Rule(
     name="identity-layout-is-nothing",
@@ -108,8 +90,7 @@ IDENTITY_LAYOUT_IS_NOTHING = Rule(
     source="definition of each operation",
     roots=("transpose", "reshape", "slice", "pad", "take", "concat", "broadcast"),
     match=_keeps_type,
-    refuse=_keep_input,
-    build=_write,
+    rewrite=_keep_input,
 )
 
 RULES: tuple[AnyRule, ...] = (TRANSPOSES_COMPOSE, RESHAPES_COMPOSE, BROADCASTS_COMPOSE, IDENTITY_LAYOUT_IS_NOTHING)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from korch.equivalence.affine_chains import STEPS, AffineChain, affine_step, chains_from, goes_on, is_read_elsewhere
-from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer, is_finite_in
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Write, Writer, is_finite_in
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
 from korch.primitive.ops.linear import ConvAttributes
@@ -30,7 +30,7 @@ class FoldMatch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FoldWitness:
+class _Folded:
     """The right side: the linear primitive of `data` with other weights, followed by a shift."""
 
     linear: Primitive  # the original linear primitive
@@ -39,6 +39,16 @@ class FoldWitness:
     weights: Array  # the new weights, float64, in the shape of the old ones
     shift: Array | None  # float64[n] or float64[], to add along `axis`; None if there is none
     axis: int  # the output's channel axis
+
+    def write(self, writer: Writer) -> int:
+        """Write it."""
+        type_ = writer.type(self.linear.output)
+        weights = writer.constant(self.weights, type_.dtype)
+        inputs = (self.data, weights) if self.weights_at == 1 else (weights, self.data)
+        result = writer.add(self.linear.op, inputs, self.linear.attributes)
+        if self.shift is None:
+            return result
+        return writer.add("add", (result, writer.along(self.shift, self.axis, type_)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,7 +126,7 @@ def _match_after(view: View, root: Primitive) -> Iterator[FoldMatch]:
         yield FoldMatch(root, linear, chain)
 
 
-def _refuse_after(view: View, match: FoldMatch) -> FoldWitness | RuleRefusal:
+def _fold_after(view: View, match: FoldMatch) -> Write | RuleRefusal:
     root, chain = match.root.output, match.chain
     channels = _channels(view, match.linear)
     if channels is None:
@@ -134,9 +144,8 @@ def _refuse_after(view: View, match: FoldMatch) -> FoldWitness | RuleRefusal:
     if not (chain.is_finite and is_finite_in(weights, view.type(root).dtype)):
         return RuleRefusal("a weight is not finite", root)
     shift = chain.shift if chain.has_shift else None
-    return FoldWitness(
-        match.linear, channels.weights_at, channels.data, channels.back(weights), shift, channels.axis_out
-    )
+    back, axis = channels.back(weights), channels.axis_out
+    return _Folded(match.linear, channels.weights_at, channels.data, back, shift, axis).write
 
 
 def _match_before(view: View, root: Primitive) -> Iterator[FoldMatch]:
@@ -160,7 +169,7 @@ def _drops_shift_taps(linear: Primitive) -> bool:
     return any(pad for field in pads for pad in field)
 
 
-def _refuse_before(view: View, match: FoldMatch) -> FoldWitness | RuleRefusal:
+def _fold_before(view: View, match: FoldMatch) -> Write | RuleRefusal:
     root, chain = match.root.output, match.chain
     channels = _channels(view, match.linear)
     if channels is None or (chain.axis not in (None, channels.axis_in)):
@@ -179,17 +188,8 @@ def _refuse_before(view: View, match: FoldMatch) -> FoldWitness | RuleRefusal:
             shift = shifts.sum(axis=(2, 3)).reshape(-1)
         if not is_finite_in(shift, dtype):
             return RuleRefusal("a shift is not finite", root)
-    return FoldWitness(match.linear, channels.weights_at, chain.base, channels.back(weights), shift, channels.axis_out)
-
-
-def _build(writer: Writer, witness: FoldWitness) -> int:
-    type_ = writer.type(witness.linear.output)
-    weights = writer.constant(witness.weights, type_.dtype)
-    inputs = (witness.data, weights) if witness.weights_at == 1 else (weights, witness.data)
-    result = writer.add(witness.linear.op, inputs, witness.linear.attributes)
-    if witness.shift is None:
-        return result
-    return writer.add("add", (result, writer.along(witness.shift, witness.axis, type_)))
+    back, axis = channels.back(weights), channels.axis_out
+    return _Folded(match.linear, channels.weights_at, chain.base, back, shift, axis).write
 
 
 SCALE_FOLDS_INTO_LINEAR_BEFORE_IT = Rule(
@@ -198,8 +198,7 @@ SCALE_FOLDS_INTO_LINEAR_BEFORE_IT = Rule(
     source="linearity; BatchNormalization folding",
     roots=STEPS,
     match=_match_after,
-    refuse=_refuse_after,
-    build=_build,
+    rewrite=_fold_after,
     reorders=True,
 )
 AFFINE_FOLDS_INTO_LINEAR_AFTER_IT = Rule(
@@ -208,8 +207,7 @@ AFFINE_FOLDS_INTO_LINEAR_AFTER_IT = Rule(
     source="linearity; LayerNorm's scale and shift in the matmul that follows",
     roots=LINEAR,
     match=_match_before,
-    refuse=_refuse_before,
-    build=_build,
+    rewrite=_fold_before,
     reorders=True,
 )
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Write, Writer
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Category
 from korch.primitive.ops import OPS
@@ -91,17 +91,17 @@ class _Function:
             self._add(steps[0])
 
 
-def _refuse(view: View, match: MoveMatch) -> MoveMatch | RuleRefusal:
+def _rewrite(view: View, match: MoveMatch) -> Write | RuleRefusal:
     root = match.root.output
     values = {match.move.output, *(step.output for step in match.steps)}
     if any(not view.type(value).dtype.is_float for value in values):
         return RuleRefusal("an element is not a float", root)
     if not view.producing(match.move.inputs[0], "conv", *MOVES):
         return RuleRefusal("no primitive before the move could fuse the steps", root)
-    return match
+    return lambda writer: _write(writer, match)
 
 
-def _build(writer: Writer, match: MoveMatch) -> int:
+def _write(writer: Writer, match: MoveMatch) -> int:
     source = match.move.inputs[0]
     type_ = writer.type(source)
     moved = {match.move.output: source}
@@ -120,19 +120,8 @@ STEPS_COME_BEFORE_THE_MOVE = Rule(
     source="an elementwise operation does not depend on where an element is",
     roots=("add", "sub", "mul", "div", "max", "min", "sigmoid", "tanh", "erf", "exp"),
     match=_match,
-    refuse=_refuse,
-    build=_build,
+    rewrite=_rewrite,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class SmallStep:
-    """An elementwise step whose operands are all broadcast or uniform."""
-
-    root: Primitive  # the step
-    # for each operand the value from which it is broadcast, or its number if it is uniform
-    sources: tuple[int | float, ...]
-    shape: tuple[int, ...]  # the shape of the result before the broadcast
 
 
 def _match_small(view: View, root: Primitive) -> Iterator[Primitive]:
@@ -142,35 +131,36 @@ def _match_small(view: View, root: Primitive) -> Iterator[Primitive]:
         yield root
 
 
-def _refuse_small(view: View, root: Primitive) -> SmallStep | RuleRefusal:
+def _rewrite_small(view: View, root: Primitive) -> Write | RuleRefusal:
     type_ = view.type(root.output)
     is_logic = all(view.type(value).dtype is DType.BOOL for value in (*root.inputs, root.output))
     if not type_.dtype.is_float and not is_logic:  # kernels of products can't read booleans
         return RuleRefusal("a result is neither a float nor a step of conditions", root.output)
     numbers = [view.number(value) for value in root.inputs]
-    sources = tuple(
+    # for each operand the value from which it is broadcast, or its number if it is uniform
+    sources = [
         view.unbroadcast(value) if number is None else number
         for value, number in zip(root.inputs, numbers, strict=True)
-    )
+    ]
     shapes = [view.shape(source) for source in sources if isinstance(source, int)]
     shape = np.broadcast_shapes((1,) * type_.rank, *shapes)
     if FEWER * math.prod(shape) > type_.size:
         return RuleRefusal("hardly fewer elements are computed", root.output)
-    return SmallStep(root, sources, shape)
 
+    def write(writer: Writer) -> int:
+        arguments = []
+        for value, source in zip(root.inputs, sources, strict=True):
+            own = ValueType(shape, writer.type(value).dtype)
+            if isinstance(source, float):
+                arguments.append(writer.along(np.array(source), 0, own))
+            elif writer.type(source).size == own.size:
+                arguments.append(writer.reshape(source, shape))
+            else:
+                arguments.append(writer.add("broadcast", (source,), BroadcastAttributes(shape)))
+        small = writer.add(root.op, arguments, root.attributes)
+        return writer.add("broadcast", (small,), BroadcastAttributes(type_.shape))
 
-def _build_small(writer: Writer, match: SmallStep) -> int:
-    arguments = []
-    for value, source in zip(match.root.inputs, match.sources, strict=True):
-        type_ = ValueType(match.shape, writer.type(value).dtype)
-        if isinstance(source, float):
-            arguments.append(writer.along(np.array(source), 0, type_))
-        elif writer.type(source).size == type_.size:
-            arguments.append(writer.reshape(source, match.shape))
-        else:
-            arguments.append(writer.add("broadcast", (source,), BroadcastAttributes(match.shape)))
-    small = writer.add(match.root.op, arguments, match.root.attributes)
-    return writer.add("broadcast", (small,), BroadcastAttributes(writer.type(match.root.output).shape))
+    return write
 
 
 STEPS_COME_BEFORE_THE_BROADCAST = Rule(
@@ -179,8 +169,7 @@ STEPS_COME_BEFORE_THE_BROADCAST = Rule(
     source="an elementwise operation does not depend on where an element is",
     roots=tuple(name for name, row in OPS.items() if row.category is Category.ELEMENTWISE),
     match=_match_small,
-    refuse=_refuse_small,
-    build=_build_small,
+    rewrite=_rewrite_small,
 )
 
 RULES: tuple[AnyRule, ...] = (STEPS_COME_BEFORE_THE_MOVE, STEPS_COME_BEFORE_THE_BROADCAST)

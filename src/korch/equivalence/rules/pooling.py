@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from korch.equivalence.affine_chains import axis_constant, is_read_elsewhere
-from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer, stands
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Write, Writer, stands
 from korch.primitive.graph import Primitive
-from korch.primitive.op import Array
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import PoolAttributes, ReduceAttributes
 from korch.primitive.pattern import Found, either, op
@@ -27,22 +26,13 @@ class PoolMatch:
     smaller: Primitive
 
 
-@dataclass(frozen=True, slots=True)
-class PoolWitness:
-    """The right side: windows to apply one after another, the first one to `x`."""
-
-    op: str
-    x: int
-    windows: tuple[PoolAttributes, ...]
-
-
 def _match_axes(view: View, root: Primitive) -> Iterator[Primitive]:
     attributes = root.attributes_as(PoolAttributes)
     if sum(n > 1 for n in attributes.kernel) > 1:
         yield root
 
 
-def _refuse_axes(view: View, root: Primitive) -> PoolWitness | RuleRefusal:
+def _separate(view: View, root: Primitive) -> Write | RuleRefusal:
     attributes = root.attributes_as(PoolAttributes)
     kernel, rank = attributes.kernel, len(attributes.kernel)
     if math.prod(kernel) <= sum(n for n in kernel if n > 1) + 1:
@@ -58,8 +48,15 @@ def _refuse_axes(view: View, root: Primitive) -> PoolWitness | RuleRefusal:
         )
         for axis in reversed(range(rank))
     ]
-    kept = tuple(window for window in windows if window != identity)
-    return PoolWitness(root.op, root.inputs[0], kept)
+    kept = [window for window in windows if window != identity]
+
+    def write(writer: Writer) -> int:
+        value = root.inputs[0]
+        for window in kept:
+            value = writer.add(root.op, (value,), window)
+        return value
+
+    return write
 
 
 def _fields(a: PoolAttributes) -> tuple[tuple[int, ...], ...]:
@@ -75,7 +72,7 @@ def _match_smaller(view: View, root: Primitive) -> Iterator[PoolMatch]:
                 yield PoolMatch(root, other)
 
 
-def _refuse_smaller(view: View, match: PoolMatch) -> PoolWitness | RuleRefusal:
+def _pool_again(view: View, match: PoolMatch) -> Write | RuleRefusal:
     large = match.root.attributes_as(PoolAttributes)
     small = match.smaller.attributes_as(PoolAttributes)
     if {*large.dilations, *small.dilations, *small.strides} != {1}:
@@ -88,14 +85,7 @@ def _refuse_smaller(view: View, match: PoolMatch) -> PoolWitness | RuleRefusal:
     if not fits:
         return RuleRefusal("the smaller window does not fit into the larger one", match.root.output)
     rest = replace(large, kernel=kernel, pads_begin=begin, pads_end=end)
-    return PoolWitness(match.root.op, match.smaller.output, (rest,))
-
-
-def _build(writer: Writer, witness: PoolWitness) -> int:
-    value = witness.x
-    for window in witness.windows:
-        value = writer.add(witness.op, (value,), window)
-    return value
+    return lambda writer: writer.add(match.root.op, (match.smaller.output,), rest)
 
 
 POOL_IS_SEPARABLE = Rule(
@@ -104,8 +94,7 @@ POOL_IS_SEPARABLE = Rule(
     source="the maximum is associative and commutative",
     roots=POOLS,
     match=_match_axes,
-    refuse=_refuse_axes,
-    build=_build,
+    rewrite=_separate,
 )
 LARGE_POOL_IS_POOL_OF_SMALL_POOL = Rule(
     name="large-pool-is-pool-of-small-pool",
@@ -113,8 +102,7 @@ LARGE_POOL_IS_POOL_OF_SMALL_POOL = Rule(
     source="the maximum is idempotent: windows may overlap",
     roots=POOLS,
     match=_match_smaller,
-    refuse=_refuse_smaller,
-    build=_build,
+    rewrite=_pool_again,
 )
 
 
@@ -126,17 +114,7 @@ _SUM_OF_LINEAR = op("pool_sum|reduce_sum", either(_LINEAR, op("add", _LINEAR, "s
 """A sum over positions of a linear map of channels, perhaps with a shift."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PooledSumWitness:
-    """The sum, the linear primitive, and the shift to add: float64[channels] along an axis, or None."""
-
-    root: Primitive
-    linear: Primitive
-    shift: Array | None
-    axis: int
-
-
-def _refuse_sum(view: View, match: Found) -> PooledSumWitness | RuleRefusal:
+def _sum_before(view: View, match: Found) -> Write | RuleRefusal:
     root, linear, shift = match.root, match.primitives["linear"], match.values.get("shift")
     attributes = root.attributes_as(ReduceAttributes, PoolAttributes)
     shape = view.shape(linear.output)
@@ -159,12 +137,19 @@ def _refuse_sum(view: View, match: Found) -> PooledSumWitness | RuleRefusal:
     inside = frozenset((root.output, linear.output, root.inputs[0]))
     if any(is_read_elsewhere(view, v, inside) for v in (linear.output, root.inputs[0])):
         return RuleRefusal("the values before the sum are needed too", root.output)
-    if shift is None:
-        return PooledSumWitness(root, linear, None, axis)
-    constant = axis_constant(view, shift)
-    if constant is None or constant.axis not in (None, axis):
+    constant = None if shift is None else axis_constant(view, shift)
+    if shift is not None and (constant is None or constant.axis not in (None, axis)):
         return RuleRefusal("the shift is not per channel", root.output)
-    return PooledSumWitness(root, linear, np.asarray(constant.vector * count), axis)
+
+    def write(writer: Writer) -> int:
+        summed = writer.add(root.op, (linear.inputs[0],), root.attributes)
+        mapped = writer.add(linear.op, (summed, linear.inputs[1]), linear.attributes)
+        if constant is None:
+            return mapped
+        along = writer.along(np.asarray(constant.vector * count), axis, writer.type(mapped))
+        return writer.add("add", (mapped, along))
+
+    return write
 
 
 def _is_pointwise(view: View, linear: Primitive) -> bool:
@@ -179,24 +164,13 @@ def _is_pointwise(view: View, linear: Primitive) -> bool:
     return is_one and {*a.strides} <= {1} and not any((*a.pads_begin, *a.pads_end))
 
 
-def _build_sum(writer: Writer, witness: PooledSumWitness) -> int:
-    root, linear = witness.root, witness.linear
-    summed = writer.add(root.op, (linear.inputs[0],), root.attributes)
-    mapped = writer.add(linear.op, (summed, linear.inputs[1]), linear.attributes)
-    if witness.shift is None:
-        return mapped
-    along = writer.along(witness.shift, witness.axis, writer.type(mapped))
-    return writer.add("add", (mapped, along))
-
-
 SUM_COMES_BEFORE_LINEAR = Rule(
     name="sum-of-linear-is-linear-of-sum",
     law="Σ (W x + b) = W (Σ x) + n b, Σ over n places, as of an average pooling",
     source="linearity",
     roots=("pool_sum", "reduce_sum"),
     match=stands(_SUM_OF_LINEAR),
-    refuse=_refuse_sum,
-    build=_build_sum,
+    rewrite=_sum_before,
     reorders=True,
 )
 

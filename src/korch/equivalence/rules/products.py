@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
-from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer, stands
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Write, stands
 from korch.primitive.pattern import Found, either, op
 
 _CHAIN = either(op("matmul", op("matmul", "a", "b", name="first"), "c"), op("matmul", "a", op("matmul", "b", "c")))
 """(a b) c or a (b c)."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChainWitness:
-    """Three factors, and whether the first two of them are multiplied first."""
-
-    factors: tuple[int, int, int]
-    is_left_first: bool
-
-
-def _refuse(view: View, match: Found) -> ChainWitness | RuleRefusal:
+def _rewrite(view: View, match: Found) -> Write | RuleRefusal:
     root, is_left_first = match.root, "first" in match.values
     if not view.type(root.output).dtype.is_float:
         return RuleRefusal("products of integers wrap", root.output)
-    factors = match.values["a"], match.values["b"], match.values["c"]
-    a, b, c = map(view.shape, factors)
+    x, y, z = match.values["a"], match.values["b"], match.values["c"]
+    a, b, c = map(view.shape, (x, y, z))
     batches = {shape[:-2] for shape in (a, b, c)}
     if len(batches) != 1:
         return RuleRefusal("the batches of the factors differ", root.output)
@@ -36,14 +27,9 @@ def _refuse(view: View, match: Found) -> ChainWitness | RuleRefusal:
         return RuleRefusal("the other order multiplies no less", root.output)
     if math.prod(a[:-2]) == 0:
         return RuleRefusal("the product is empty", root.output)
-    return ChainWitness(factors, not is_left_first)
-
-
-def _build(writer: Writer, witness: ChainWitness) -> int:
-    a, b, c = witness.factors
-    if witness.is_left_first:
-        return writer.add("matmul", (writer.add("matmul", (a, b)), c))
-    return writer.add("matmul", (a, writer.add("matmul", (b, c))))
+    if is_left_first:
+        return lambda writer: writer.add("matmul", (x, writer.add("matmul", (y, z))))
+    return lambda writer: writer.add("matmul", (writer.add("matmul", (x, y)), z))
 
 
 PRODUCTS_ASSOCIATE = Rule(
@@ -52,8 +38,7 @@ PRODUCTS_ASSOCIATE = Rule(
     source="associativity; linear attention: (q k') v = q (k' v)",
     roots=("matmul",),
     match=stands(_CHAIN),
-    refuse=_refuse,
-    build=_build,
+    rewrite=_rewrite,
     reorders=True,
 )
 

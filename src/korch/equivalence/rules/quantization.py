@@ -22,10 +22,10 @@ from korch.equivalence.quantization import (
     write_dequantized,
     write_quantized,
 )
-from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Write, Writer
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array, Attributes
-from korch.primitive.ops.layout import ConcatAttributes, PadAttributes, TransposeAttributes
+from korch.primitive.ops.layout import PadAttributes, TransposeAttributes
 from korch.primitive.types import DType
 
 MOVES = ("transpose", "reshape", "slice", "take", "pad", "concat", "broadcast")
@@ -40,16 +40,6 @@ class QuantizedMoveMatch:
     inner: tuple[Dequantized, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MoveWitness:
-    """The primitive to apply to the integers, and the grid of the result."""
-
-    root: Primitive
-    inputs: tuple[int, ...]
-    attributes: Attributes
-    grid: QuantizationGrid
-
-
 def _match_move(view: View, root: Primitive) -> Iterator[QuantizedMoveMatch]:
     if not view.type(root.output).dtype.is_float:
         return
@@ -59,7 +49,7 @@ def _match_move(view: View, root: Primitive) -> Iterator[QuantizedMoveMatch]:
         yield QuantizedMoveMatch(root, inner)
 
 
-def _refuse_move(view: View, match: QuantizedMoveMatch) -> MoveWitness | RuleRefusal:
+def _move(view: View, match: QuantizedMoveMatch) -> Write | RuleRefusal:
     root, found = match.root, match.inner
     first, attributes = found[0], root.attributes
     if any(not item.grid.equals(first.grid) for item in found[1:]):
@@ -72,7 +62,7 @@ def _refuse_move(view: View, match: QuantizedMoveMatch) -> MoveWitness | RuleRef
         if level is None:
             return RuleRefusal("no integer stands for the pad", root.output)
         attributes = replace(attributes, value=float(level))
-    return MoveWitness(root, tuple(item.q for item in found), attributes, grid)
+    return lambda writer: _write_moved(writer, match, attributes, grid)
 
 
 def _exact_level(grid: QuantizationGrid, number: float) -> int | None:
@@ -102,9 +92,9 @@ def _moved_grid(view: View, root: Primitive, grid: QuantizationGrid) -> Quantiza
     return grid.moved(tuple(axes))
 
 
-def _build_move(writer: Writer, witness: MoveWitness) -> int:
-    moved = writer.add(witness.root.op, witness.inputs, witness.attributes)
-    return write_dequantized(writer, moved, witness.grid, writer.type(witness.root.output).dtype)
+def _write_moved(writer: Writer, match: QuantizedMoveMatch, attributes: Attributes, grid: QuantizationGrid) -> int:
+    moved = writer.add(match.root.op, [item.q for item in match.inner], attributes)
+    return write_dequantized(writer, moved, grid, writer.type(match.root.output).dtype)
 
 
 MOVE_COMES_BEFORE_DEQUANTIZATION = Rule(
@@ -113,16 +103,15 @@ MOVE_COMES_BEFORE_DEQUANTIZATION = Rule(
     source="an elementwise operation does not depend on where an element is",
     roots=MOVES,
     match=_match_move,
-    refuse=_refuse_move,
-    build=_build_move,
+    rewrite=_move,
 )
 
 
-def _refuse_largest(view: View, match: QuantizedMoveMatch) -> MoveWitness | RuleRefusal:
+def _compare(view: View, match: QuantizedMoveMatch) -> Write | RuleRefusal:
     (found,) = match.inner
     if not found.grid.is_uniform:
         return RuleRefusal("compared elements have different scales", match.root.output)
-    return MoveWitness(match.root, (found.q,), match.root.attributes, found.grid)
+    return lambda writer: _write_moved(writer, match, match.root.attributes, found.grid)
 
 
 LARGEST_COMES_BEFORE_DEQUANTIZATION = Rule(
@@ -131,8 +120,7 @@ LARGEST_COMES_BEFORE_DEQUANTIZATION = Rule(
     source="an increasing function keeps the order, also where it rounds",
     roots=LARGEST_OF,
     match=_match_move,
-    refuse=_refuse_largest,
-    build=_build_move,
+    rewrite=_compare,
 )
 
 
@@ -143,16 +131,6 @@ class BoundMatch:
     root: Primitive
     inner: tuple[Dequantized, ...]
     bound: float | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BoundWitness:
-    """The integers to compare: two values, or one value and `level`; one value alone if the bound has no effect."""
-
-    root: Primitive
-    inputs: tuple[int, ...]
-    level: int | None
-    grid: QuantizationGrid
 
 
 def _match_bound(view: View, root: Primitive) -> Iterator[BoundMatch]:
@@ -169,31 +147,28 @@ def _match_bound(view: View, root: Primitive) -> Iterator[BoundMatch]:
             yield BoundMatch(root, (both[0], both[1]), None)
 
 
-def _refuse_bound(view: View, match: BoundMatch) -> BoundWitness | RuleRefusal:
+def _bound(view: View, match: BoundMatch) -> Write | RuleRefusal:
     root, found = match.root, match.inner
-    grid = found[0].grid
+    grid, dtype = found[0].grid, view.type(root.output).dtype
     if match.bound is None:
         if not found[1].grid.equals(grid):
             return RuleRefusal("the operands have different scales", root.output)
-        return BoundWitness(root, tuple(item.q for item in found), None, grid)
+        both = [item.q for item in found]
+        return lambda writer: write_dequantized(writer, writer.add(root.op, both), grid, dtype)
     if not grid.is_uniform:
         return RuleRefusal("the scale of the operand varies", root.output)
-    end = grid.number(grid.limits[0 if root.op == "max" else 1])
-    if (match.bound <= end) if root.op == "max" else (match.bound >= end):
-        return BoundWitness(root, (found[0].q,), None, grid)
+    q, end = found[0].q, grid.number(grid.limits[0 if root.op == "max" else 1])
+    if (match.bound <= end) if root.op == "max" else (match.bound >= end):  # the bound has no effect
+        return lambda writer: write_dequantized(writer, q, grid, dtype)
     level = _exact_level(grid, match.bound)
     if level is None:
         return RuleRefusal("no integer stands for the bound", root.output)
-    return BoundWitness(root, (found[0].q,), level, grid)
 
+    def write(writer: Writer) -> int:
+        other = writer.verbs.full(level, writer.type(q))
+        return write_dequantized(writer, writer.add(root.op, (q, other)), grid, dtype)
 
-def _build_bound(writer: Writer, witness: BoundWitness) -> int:
-    q = witness.inputs[0]
-    if witness.level is not None or len(witness.inputs) == 2:
-        type_ = writer.type(q)
-        other = witness.inputs[1] if witness.level is None else writer.verbs.full(witness.level, type_)
-        q = writer.add(witness.root.op, (q, other))
-    return write_dequantized(writer, q, witness.grid, writer.type(witness.root.output).dtype)
+    return write
 
 
 BOUND_COMES_BEFORE_DEQUANTIZATION = Rule(
@@ -202,8 +177,7 @@ BOUND_COMES_BEFORE_DEQUANTIZATION = Rule(
     source="an increasing function keeps the order, also where it rounds",
     roots=("max", "min"),
     match=_match_bound,
-    refuse=_refuse_bound,
-    build=_build_bound,
+    rewrite=_bound,
 )
 
 
@@ -213,11 +187,11 @@ def _match_again(view: View, root: Primitive) -> Iterator[tuple[Quantized, Dequa
         yield from ((outer, inner) for inner in dequantized(view, outer.x))
 
 
-def _refuse_again(view: View, match: tuple[Quantized, Dequantized]) -> Dequantized | RuleRefusal:
+def _keep(view: View, match: tuple[Quantized, Dequantized]) -> Write | RuleRefusal:
     outer, inner = match
     if not outer.grid.equals(inner.grid):
         return RuleRefusal("it is quantized with another scale or zero point", outer.root.output)
-    return inner
+    return lambda writer: inner.q
 
 
 QUANTIZATION_OF_DEQUANTIZED_IS_NOTHING = Rule(
@@ -226,18 +200,8 @@ QUANTIZATION_OF_DEQUANTIZED_IS_NOTHING = Rule(
     source="the quotient is off by less than 1/2",
     roots=("cast",),
     match=_match_again,
-    refuse=_refuse_again,
-    build=lambda writer, inner: inner.q,
+    rewrite=_keep,
 )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PartsWitness:
-    """The parts to quantize one by one, and the axis along which they are concatenated."""
-
-    parts: tuple[int, ...]
-    axis: ConcatAttributes
-    grid: QuantizationGrid
 
 
 Rounded = tuple[Quantized, Primitive]
@@ -250,18 +214,18 @@ def _match_rounded(view: View, root: Primitive, *ops: str) -> Iterator[Rounded]:
         yield from ((outer, inner) for inner in view.producing(outer.x, *ops))
 
 
-def _refuse_parts(view: View, match: Rounded) -> PartsWitness | RuleRefusal:
+def _quantize_parts(view: View, match: Rounded) -> Write | RuleRefusal:
     outer, inner = match
     if not outer.grid.is_uniform:
         return RuleRefusal("the parts would be rounded differently", outer.root.output)
     if all(next(dequantized(view, part), None) is None for part in inner.inputs):
         return RuleRefusal("no part is dequantized", outer.root.output)
-    return PartsWitness(inner.inputs, inner.attributes_as(ConcatAttributes), outer.grid)
 
+    def write(writer: Writer) -> int:
+        parts = [write_quantized(writer, part, outer.grid) for part in inner.inputs]
+        return writer.add("concat", parts, inner.attributes)
 
-def _build_parts(writer: Writer, witness: PartsWitness) -> int:
-    parts = [write_quantized(writer, part, witness.grid) for part in witness.parts]
-    return writer.add("concat", parts, witness.axis)
+    return write
 
 
 QUANTIZATION_MOVES_INTO_CONCAT = Rule(
@@ -270,20 +234,11 @@ QUANTIZATION_MOVES_INTO_CONCAT = Rule(
     source="an elementwise operation does not depend on where an element is",
     roots=("cast",),
     match=lambda view, root: _match_rounded(view, root, "concat"),
-    refuse=_refuse_parts,
-    build=_build_parts,
+    rewrite=_quantize_parts,
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ClampWitness:
-    """The value to quantize without the bound, and the quantization."""
-
-    x: int
-    quantized: Quantized
-
-
-def _refuse_clamp(view: View, match: Rounded) -> ClampWitness | RuleRefusal:
+def _leave_out_bound(view: View, match: Rounded) -> Write | RuleRefusal:
     (outer, inner), root = match, match[0].root.output
     numbers = [view.number(value) for value in inner.inputs]
     bound = next((n for n in numbers if n is not None), None)
@@ -293,7 +248,7 @@ def _refuse_clamp(view: View, match: Rounded) -> ClampWitness | RuleRefusal:
     if outer.grid.level(bound) != end:
         return RuleRefusal("the bound is within the range of the integers", root)
     x = inner.inputs[1 if numbers[0] is not None else 0]
-    return ClampWitness(x, outer)
+    return lambda writer: write_quantized(writer, x, outer.grid)
 
 
 BOUND_BEFORE_QUANTIZATION_IS_ITS_OWN = Rule(
@@ -302,19 +257,8 @@ BOUND_BEFORE_QUANTIZATION_IS_ITS_OWN = Rule(
     source="an increasing function keeps the order, also where it rounds",
     roots=("cast",),
     match=lambda view, root: _match_rounded(view, root, "max", "min"),
-    refuse=_refuse_clamp,
-    build=lambda writer, w: write_quantized(writer, w.x, w.quantized.grid),
+    rewrite=_leave_out_bound,
 )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class UnsignedWitness:
-    """The value to quantize, and the unsigned grids on which it is quantized and dequantized."""
-
-    x: int
-    first: QuantizationGrid
-    then: QuantizationGrid
-    dtype: DType
 
 
 def _match_signed(view: View, root: Primitive) -> Iterator[tuple[Dequantized, Quantized]]:
@@ -324,12 +268,17 @@ def _match_signed(view: View, root: Primitive) -> Iterator[tuple[Dequantized, Qu
         yield from ((outer, inner) for inner in found if inner is not None)
 
 
-def _refuse_signed(view: View, match: tuple[Dequantized, Quantized]) -> UnsignedWitness | RuleRefusal:
+def _as_unsigned(view: View, match: tuple[Dequantized, Quantized]) -> Write | RuleRefusal:
     outer, inner = match
     if not all(_is_of_bytes(found.grid.zero.vector) for found in match):
         return RuleRefusal("a zero point is no signed byte", outer.root.output)
     dtype = view.type(outer.root.output).dtype
-    return UnsignedWitness(inner.x, inner.grid.unsigned(), outer.grid.unsigned(), dtype)
+
+    def write(writer: Writer) -> int:
+        q = write_quantized(writer, inner.x, inner.grid.unsigned())
+        return write_dequantized(writer, q, outer.grid.unsigned(), dtype)
+
+    return write
 
 
 def _is_of_bytes(zero: Array) -> bool:
@@ -342,8 +291,7 @@ SIGNED_BYTES_ARE_UNSIGNED_ONES_LESS_128 = Rule(
     source="units multiply unsigned by signed bytes, and a ReLU's result has the zero point 0",
     roots=("mul",),
     match=_match_signed,
-    refuse=_refuse_signed,
-    build=lambda writer, w: write_dequantized(writer, write_quantized(writer, w.x, w.first), w.then, w.dtype),
+    rewrite=_as_unsigned,
 )
 
 RULES: tuple[AnyRule, ...] = (

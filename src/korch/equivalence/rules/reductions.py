@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
-from korch.equivalence.rule import AnyRule, Pair, Rule, RuleRefusal, View, Writer, reads
+from korch.equivalence.rule import AnyRule, Pair, Rule, RuleRefusal, View, Write, Writer, reads
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.layout import TransposeAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
@@ -24,24 +23,13 @@ def _axes(primitive: Primitive) -> Shape:
 # A sum of products
 
 
-@dataclass(frozen=True, slots=True)
-class ProductWitness:
-    """The factors before they are broadcast, and the role of each axis."""
-
-    factors: tuple[int, int]  # the two values
-    shapes: tuple[Shape, Shape]  # their shapes, with ones where they are broadcast
-    axes: tuple[Shape, Shape, Shape, Shape]  # the axes of the batch, of the rows, of the columns, and of the sum
-    shape: Shape  # the shape of the elementwise product
-
-
-def _refuse_product(view: View, match: Pair) -> ProductWitness | RuleRefusal:
+def _product(view: View, match: Pair) -> Write | RuleRefusal:
     root, shape = match.root.output, view.shape(match.inner.output)
     if not view.type(root).dtype.is_float:
         return RuleRefusal("a sum of integers wraps", root)
     if math.prod(shape) == 0:
         return RuleRefusal("the sum is empty", root)
-    factors = tuple(_unbroadcast(view, value) for value in match.inner.inputs)
-    (a, a_shape), (b, b_shape) = factors
+    (a, a_shape), (b, b_shape) = (_unbroadcast(view, value) for value in match.inner.inputs)
     summed = tuple(axis for axis in _axes(match.root) if shape[axis] > 1)
     if any(1 in (a_shape[axis], b_shape[axis]) for axis in summed) or not summed:
         return RuleRefusal("a factor does not vary along the sum", root)
@@ -53,7 +41,32 @@ def _refuse_product(view: View, match: Pair) -> ProductWitness | RuleRefusal:
         return RuleRefusal("neither factor varies along an axis", root)
     if not rows or not columns:
         return RuleRefusal("each factor is used only once", root)
-    return ProductWitness((a, b), (a_shape, b_shape), (batch, rows, columns, summed), shape)
+
+    def sizes(axes: Shape) -> Shape:
+        return tuple(shape[axis] for axis in axes)
+
+    def arranged(writer: Writer, factor: int, own: Shape, *groups: Shape) -> int:
+        """Return a factor as a batch of matrices."""
+        value = writer.reshape(factor, own)
+        order = [axis for group in groups for axis in group]
+        order += [axis for axis in range(len(shape)) if axis not in order]
+        if order != list(range(len(order))):
+            value = writer.add("transpose", (value,), TransposeAttributes(tuple(order)))
+        return writer.reshape(value, (math.prod(sizes(groups[0])), *(math.prod(sizes(group)) for group in groups[1:])))
+
+    def write(writer: Writer) -> int:
+        left = arranged(writer, a, a_shape, batch, rows, summed)
+        right = arranged(writer, b, b_shape, batch, summed, columns)
+        product = writer.add("matmul", (left, right))
+        order = (*batch, *rows, *columns)
+        rest = tuple(axis for axis in range(len(shape)) if axis not in order)
+        product = writer.reshape(product, (*sizes(order), *(1 for _ in rest)))
+        back = tuple((*order, *rest).index(axis) for axis in range(len(shape)))
+        if back == tuple(range(len(back))):
+            return product
+        return writer.add("transpose", (product,), TransposeAttributes(back))
+
+    return write
 
 
 def _unbroadcast(view: View, value: int) -> tuple[int, Shape]:
@@ -61,31 +74,6 @@ def _unbroadcast(view: View, value: int) -> tuple[int, Shape]:
     source = view.unbroadcast(value)
     shape = view.shape(source)
     return source, (1,) * (len(view.shape(value)) - len(shape)) + shape
-
-
-def _build_product(writer: Writer, witness: ProductWitness) -> int:
-    batch, rows, columns, summed = witness.axes
-
-    def sizes(axes: Shape) -> Shape:
-        return tuple(witness.shape[axis] for axis in axes)
-
-    def arranged(side: int, *groups: Shape) -> int:
-        """Return a factor as a batch of matrices."""
-        value = writer.reshape(witness.factors[side], witness.shapes[side])
-        order = [axis for group in groups for axis in group]
-        order += [axis for axis in range(len(witness.shape)) if axis not in order]
-        if order != list(range(len(order))):
-            value = writer.add("transpose", (value,), TransposeAttributes(tuple(order)))
-        return writer.reshape(value, (math.prod(sizes(groups[0])), *(math.prod(sizes(group)) for group in groups[1:])))
-
-    product = writer.add("matmul", (arranged(0, batch, rows, summed), arranged(1, batch, summed, columns)))
-    order = (*batch, *rows, *columns)
-    rest = tuple(axis for axis in range(len(witness.shape)) if axis not in order)
-    product = writer.reshape(product, (*sizes(order), *(1 for _ in rest)))
-    back = tuple((*order, *rest).index(axis) for axis in range(len(witness.shape)))
-    if back == tuple(range(len(back))):
-        return product
-    return writer.add("transpose", (product,), TransposeAttributes(back))
 
 
 # A sum as a product with ones
@@ -98,19 +86,15 @@ def _match_sum(view: View, root: Primitive) -> Iterator[Primitive]:
             return
 
 
-def _refuse_sum(view: View, root: Primitive) -> int | RuleRefusal:
+def _sum(view: View, root: Primitive) -> Write | RuleRefusal:
     shape = view.shape(root.inputs[0])
     if not view.type(root.output).dtype.is_float:
         return RuleRefusal("a sum of integers wraps", root.output)
     if _axes(root) != (len(shape) - 1,):
         return RuleRefusal("the sum is not over the columns", root.output)
-    return root.inputs[0]
-
-
-def _build_sum(writer: Writer, value: int) -> int:
-    type_ = writer.type(value)
-    shape = (*(1 for _ in type_.shape[:-2]), type_.shape[-1], 1)
-    return writer.add("matmul", (value, writer.constant(np.ones(shape), type_.dtype)))
+    ones = np.ones((*(1 for _ in shape[:-2]), shape[-1], 1))
+    dtype = view.type(root.output).dtype
+    return lambda writer: writer.add("matmul", (root.inputs[0], writer.constant(ones, dtype)))
 
 
 SUM_OF_PRODUCTS_IS_MATMUL = Rule(
@@ -119,8 +103,7 @@ SUM_OF_PRODUCTS_IS_MATMUL = Rule(
     source="definition of the matrix product",
     roots=("reduce_sum",),
     match=reads("mul"),
-    refuse=_refuse_product,
-    build=_build_product,
+    rewrite=_product,
     reorders=True,
 )
 SUM_IS_MATMUL_WITH_ONES = Rule(
@@ -129,8 +112,7 @@ SUM_IS_MATMUL_WITH_ONES = Rule(
     source="definition of the matrix product; a sum beside a product becomes a part of the product",
     roots=("reduce_sum",),
     match=_match_sum,
-    refuse=_refuse_sum,
-    build=_build_sum,
+    rewrite=_sum,
     reorders=True,
     needs_float32=True,
 )

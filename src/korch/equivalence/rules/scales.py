@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Write, Writer
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.layout import TransposeAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes
@@ -35,7 +35,7 @@ def _swaps_the_last(transpose: Primitive) -> bool:
     return perm == (*range(rank - 2), rank - 1, rank - 2)
 
 
-def _refuse(view: View, match: Found) -> Found | RuleRefusal:
+def _rewrite(view: View, match: Found) -> Write | RuleRefusal:
     root, scale, x = match.root.output, match.values["scale"], match.values["x"]
     if view.constant(scale) is not None:
         return RuleRefusal("the scale is a constant, which folds into weights", root, is_final=True)
@@ -46,14 +46,14 @@ def _refuse(view: View, match: Found) -> Found | RuleRefusal:
         return RuleRefusal("the scale varies along the sum", root)
     if math.prod(view.shape(root)) > MOST_GROWTH * math.prod(view.shape(x)):
         return RuleRefusal("the product is far larger than what is scaled", root)
-    return match
+    return lambda writer: _write(writer, match)
 
 
 def _padded(shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
     return (1,) * (rank - len(shape)) + shape
 
 
-def _build(writer: Writer, match: Found) -> int:
+def _write(writer: Writer, match: Found) -> int:
     x, scale, shape = match.values["x"], match.values["scale"], writer.type(match.root.output).shape
     kept = _padded(writer.type(scale).shape, len(shape))
     if "turn" in match.primitives:
@@ -74,8 +74,7 @@ SCALE_MOVES_BEHIND_MATMUL = Rule(
     source="linearity; a normalization or the division of a softmax behind the product that follows",
     roots=("matmul",),
     match=_match,
-    refuse=_refuse,
-    build=_build,
+    rewrite=_rewrite,
     reorders=True,
     needs_float32=True,
 )

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from korch.equivalence.affine_chains import AffineStep, affine_step
-from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Write, Writer
 from korch.primitive.graph import Primitive
-from korch.primitive.op import Array
 from korch.primitive.ops.layout import ConcatAttributes, SliceAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import ValueType
@@ -31,17 +30,6 @@ class SiblingsMatch:
     root: Primitive
     at: int
     siblings: tuple[Primitive, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SiblingsWitness:
-    """The merged primitive, and the part of its result that belongs to the root."""
-
-    root: Primitive  # one of the siblings
-    weights_at: int  # the position of the weights
-    weights: Array  # the weights of all siblings, concatenated along their output channels
-    axis: int  # the channel axis of the output
-    start: int  # the first channel of the root
 
 
 def _match(view: View, root: Primitive) -> Iterator[SiblingsMatch]:
@@ -97,34 +85,32 @@ def _is_plain(view: View, linear: Primitive) -> bool:
     return not any(step is not None and _scales(step) for step in steps)
 
 
-def _refuse(view: View, match: SiblingsMatch) -> SiblingsWitness | RuleRefusal:
+def _merge(view: View, match: SiblingsMatch) -> Write | RuleRefusal:
     root, at = match.root, match.at
     if isinstance(root.attributes, ConvAttributes) and root.attributes.groups != 1:
         return RuleRefusal("the siblings have groups", root.output)
     if len(match.siblings) > MOST:
         return RuleRefusal("there are too many siblings", root.output)
     axis = _weights_axis(root.op, at, view.type(root.inputs[at]).rank)
-    arrays, start = [], 0
+    arrays, first = [], 0
     for sibling in match.siblings:
         constant = view.constant(sibling.inputs[at])
         if constant is None:
             raise AssertionError("a sibling without weights")
         if sibling.output < root.output:
-            start += constant.array.shape[axis]
+            first += constant.array.shape[axis]
         arrays.append(constant.array)
-    rank = view.type(root.output).rank
-    out = 1 if root.op == "conv" else rank - 1 if at == 1 else rank - 2
-    return SiblingsWitness(root, at, np.concatenate(arrays, axis), out, start)
+    shape, dtype = view.shape(root.output), view.type(root.inputs[at]).dtype
+    out = 1 if root.op == "conv" else len(shape) - 1 if at == 1 else len(shape) - 2
+    joined = np.concatenate(arrays, axis)
 
+    def write(writer: Writer) -> int:
+        weights, data = writer.constant(joined, dtype), root.inputs[1 - at]
+        merged = writer.add(root.op, (data, weights) if at == 1 else (weights, data), root.attributes)
+        start = tuple(first if i == out else 0 for i in range(len(shape)))
+        return writer.add("slice", (merged,), SliceAttributes(start, shape, (1,) * len(shape)))
 
-def _build(writer: Writer, witness: SiblingsWitness) -> int:
-    root, at = witness.root, witness.weights_at
-    type_ = writer.type(root.output)
-    weights = writer.constant(witness.weights, writer.type(root.inputs[at]).dtype)
-    data = root.inputs[1 - at]
-    merged = writer.add(root.op, (data, weights) if at == 1 else (weights, data), root.attributes)
-    start = tuple(witness.start if i == witness.axis else 0 for i in range(type_.rank))
-    return writer.add("slice", (merged,), SliceAttributes(start, type_.shape, (1,) * type_.rank))
+    return write
 
 
 SIBLINGS_ARE_ONE_LINEAR = Rule(
@@ -133,8 +119,7 @@ SIBLINGS_ARE_ONE_LINEAR = Rule(
     source="linearity; the projections of attention, the heads of a detector",
     roots=LINEAR,
     match=_match,
-    refuse=_refuse,
-    build=_build,
+    rewrite=_merge,
     is_last=True,
 )
 
@@ -156,17 +141,17 @@ def _match_join(view: View, root: Primitive) -> Iterator[SiblingsMatch]:
             yield SiblingsMatch(root, at, tuple(own.values()))
 
 
-def _refuse_join(view: View, match: SiblingsMatch) -> SiblingsMatch | RuleRefusal:
+def _join(view: View, match: SiblingsMatch) -> Write | RuleRefusal:
     root, at = match.root, match.at
     if len(match.siblings) > MOST:
         return RuleRefusal("there are too many siblings", root.output)
     joined = sum(math.prod(view.shape(sibling.inputs[at])) for sibling in match.siblings)
     if joined * COPIED > math.prod(view.shape(root.inputs[1 - at])):
         return RuleRefusal("the joined operands are too large to be copied", root.output)
-    return match
+    return lambda writer: _write_joined(writer, match)
 
 
-def _build_join(writer: Writer, match: SiblingsMatch) -> int:
+def _write_joined(writer: Writer, match: SiblingsMatch) -> int:
     root, at, values = match.root, match.at, [sibling.inputs[match.at] for sibling in match.siblings]
     shape = writer.type(root.output).shape
     axis = len(shape) - (1 if at == 1 else 2)
@@ -184,8 +169,7 @@ SIBLINGS_ARE_ONE_PRODUCT = Rule(
     source="definition of the matrix product; the sums of a softmax beside its product with the values",
     roots=("matmul",),
     match=_match_join,
-    refuse=_refuse_join,
-    build=_build_join,
+    rewrite=_join,
     is_last=True,
 )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from korch.equivalence.quantization import Dequantized, dequantized
-from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Write, Writer
 from korch.equivalence.rules.integers import stored_array
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
@@ -43,7 +43,7 @@ def _match(view: View, root: Primitive) -> Iterator[StoredScaleMatch]:
         yield StoredScaleMatch(root, right)
 
 
-def _refuse(view: View, match: StoredScaleMatch) -> StoredScaleMatch | RuleRefusal:
+def _move_scale(view: View, match: StoredScaleMatch) -> Write | RuleRefusal:
     root, right = match.root, match.right
     if view.constant(right.q) is None or right.grid.dtype not in BYTES:
         return RuleRefusal("the second operand is not stored in bytes", root.output)
@@ -56,15 +56,14 @@ def _refuse(view: View, match: StoredScaleMatch) -> StoredScaleMatch | RuleRefus
         return RuleRefusal("the zero point is not 0", root.output)
     if rank > 2 and view.shape(right.q)[:-2] != (1,) * (rank - 2):
         return RuleRefusal("there are several matrices", root.output)
-    return match
+    type_ = view.type(root.output)
 
+    def write(writer: Writer) -> int:
+        weights = writer.add("cast", (right.q,), CastAttributes(type_.dtype.value))
+        product = writer.add("matmul", (root.inputs[0], weights))
+        return writer.add("mul", (product, writer.along(right.grid.scale.vector, type_.rank - 1, type_)))
 
-def _build(writer: Writer, witness: StoredScaleMatch) -> int:
-    root, grid = witness.root, witness.right.grid
-    type_ = writer.type(root.output)
-    weights = writer.add("cast", (witness.right.q,), CastAttributes(type_.dtype.value))
-    product = writer.add("matmul", (root.inputs[0], weights))
-    return writer.add("mul", (product, writer.along(grid.scale.vector, type_.rank - 1, type_)))
+    return write
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ class BlockMatch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BlockWitness:
+class BlockProduct:
     """A product, and the inputs and attributes of `matmul_stored`; `zeros` is None if all zero points are equal."""
 
     root: Primitive
@@ -85,6 +84,20 @@ class BlockWitness:
     scales: Array
     zeros: Array | None
     attributes: StoredAttributes
+
+    def write(self, writer: Writer) -> int:
+        """Write it."""
+        scales = np.ascontiguousarray(self.scales.astype(writer.type(self.root.output).dtype.numpy))
+        with np.errstate(over="ignore"):
+            half = scales.astype(np.float16)  # often exact: a tenth less bytes beside weights of 4 bits
+        inputs = [
+            self.root.inputs[0],
+            writer.verbs.constant(np.ascontiguousarray(self.packed)),
+            writer.verbs.constant(half if np.array_equal(half.astype(scales.dtype), scales) else scales),
+        ]
+        if self.zeros is not None:
+            inputs.append(writer.verbs.constant(np.ascontiguousarray(self.zeros)))
+        return writer.add("matmul_stored", inputs, self.attributes)
 
 
 def _match_blocks(view: View, root: Primitive) -> Iterator[BlockMatch]:
@@ -97,7 +110,8 @@ def _match_blocks(view: View, root: Primitive) -> Iterator[BlockMatch]:
         yield BlockMatch(root, scaling, tuple(reversed(moves)))
 
 
-def _refuse_blocks(view: View, match: BlockMatch) -> BlockWitness | RuleRefusal:
+def block_product(view: View, match: BlockMatch) -> BlockProduct | RuleRefusal:
+    """Return what the rule writes, or why it does not apply."""
     root, shape = match.root, view.shape(match.root.inputs[1])
     if view.type(root.output).dtype not in (DType.F32, DType.F64):
         return RuleRefusal("sums that are not scaled yet may overflow", root.output, is_final=True)
@@ -124,7 +138,12 @@ def _refuse_blocks(view: View, match: BlockMatch) -> BlockWitness | RuleRefusal:
     is_one = bool((points == points[:1, :1]).all())
     may_round = root.attributes_as(MatmulAttributes).rounded_block > 0
     attributes = StoredAttributes(bits, block, int(points[0, 0]) if is_one else 0, may_round)
-    return BlockWitness(root, packed.astype(dtype), scales[::block], None if is_one else points, attributes)
+    return BlockProduct(root, packed.astype(dtype), scales[::block], None if is_one else points, attributes)
+
+
+def _by_columns(view: View, match: BlockMatch) -> Write | RuleRefusal:
+    found = block_product(view, match)
+    return found if isinstance(found, RuleRefusal) else found.write
 
 
 def _sides(scaling: Primitive) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -177,28 +196,13 @@ def _block_of(*arrays: Array) -> int:
     return found or len(arrays[0])
 
 
-def _build_blocks(writer: Writer, witness: BlockWitness) -> int:
-    scales = np.ascontiguousarray(witness.scales.astype(writer.type(witness.root.output).dtype.numpy))
-    with np.errstate(over="ignore"):
-        half = scales.astype(np.float16)  # often exact: a tenth less bytes beside weights of 4 bits
-    inputs = [
-        witness.root.inputs[0],
-        writer.verbs.constant(np.ascontiguousarray(witness.packed)),
-        writer.verbs.constant(half if np.array_equal(half.astype(scales.dtype), scales) else scales),
-    ]
-    if witness.zeros is not None:
-        inputs.append(writer.verbs.constant(np.ascontiguousarray(witness.zeros)))
-    return writer.add("matmul_stored", inputs, witness.attributes)
-
-
 STORED_WEIGHTS_LIE_BY_COLUMNS = Rule(
     name="stored-weights-lie-by-columns",
     law="x w = sum over blocks b of (x[b] (q[b] - z[b])) diag(s[b]), where w = (q - z) s for constants q of few bits",
     source="linearity; weights with one scale for each block of terms",
     roots=("matmul",),
     match=_match_blocks,
-    refuse=_refuse_blocks,
-    build=_build_blocks,
+    rewrite=_by_columns,
     reorders=True,
 )
 
@@ -208,8 +212,7 @@ STORED_SCALE_MOVES_BEHIND_MATMUL = Rule(
     source="linearity; weight-only quantization",
     roots=("matmul",),
     match=_match,
-    refuse=_refuse,
-    build=_build,
+    rewrite=_move_scale,
     reorders=True,
 )
 

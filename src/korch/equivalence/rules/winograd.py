@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer, is_finite_in
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Write, Writer, is_finite_in
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
 from korch.primitive.ops.linear import BYTES, ConvAttributes
@@ -36,16 +36,6 @@ class WinogradMatch:
     tile: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WinogradWitness:
-    """The image, the transformed weights in float64 times `divisor`, the attributes, and the divisor of the result."""
-
-    x: int
-    weights: Array
-    attributes: WinogradAttributes
-    divisor: int
-
-
 def _match(view: View, root: Primitive) -> Iterator[WinogradMatch]:
     if view.shape(root.inputs[1])[2:] != (3, 3):
         return
@@ -56,7 +46,7 @@ def _match(view: View, root: Primitive) -> Iterator[WinogradMatch]:
         yield WinogradMatch(root, TILE_OF_BYTES)
 
 
-def _refuse(view: View, match: WinogradMatch) -> WinogradWitness | RuleRefusal:
+def _rewrite(view: View, match: WinogradMatch) -> Write | RuleRefusal:
     conv = match.conv
     attributes = conv.attributes_as(ConvAttributes)
     x, weights = conv.inputs
@@ -86,7 +76,15 @@ def _refuse(view: View, match: WinogradMatch) -> WinogradWitness | RuleRefusal:
     if not is_of_bytes and not is_finite_in(transformed, view.type(conv.output).dtype):
         return RuleRefusal("a transformed weight is not finite", conv.output)
     pads = pair(attributes.pads_begin), pair(attributes.pads_end)
-    return WinogradWitness(x, transformed, WinogradAttributes(match.tile, *pads), divisor)
+
+    def write(writer: Writer) -> int:
+        kernel = writer.constant(np.ascontiguousarray(transformed), DType.I16 if is_of_bytes else dtype)
+        result = writer.add("winograd", (x, kernel), WinogradAttributes(match.tile, *pads))
+        if divisor == 1:
+            return result
+        return writer.add("div", (result, writer.along(np.array(divisor), 0, writer.type(result))))
+
+    return write
 
 
 def _largest_sum(weights: Array, dtype: DType) -> float:
@@ -103,24 +101,13 @@ def _products(shape: tuple[int, ...], tile: int) -> int:
     return math.prod(tile_counts(shape, tile)) * (tile + 2) ** 2
 
 
-def _build(writer: Writer, witness: WinogradWitness) -> int:
-    dtype = writer.type(witness.x).dtype
-    weights = writer.constant(np.ascontiguousarray(witness.weights), DType.I16 if dtype in BYTES else dtype)
-    result = writer.add("winograd", (witness.x, weights), witness.attributes)
-    if witness.divisor == 1:
-        return result
-    type_ = writer.type(result)
-    return writer.add("div", (result, writer.along(np.array(witness.divisor), 0, type_)))
-
-
 CONV3X3_IS_WINOGRAD = Rule(
     name="conv3x3-is-winograd",
     law="conv(x, g) = A ((G g G') * (B x B')) A' on tiles of m x m outputs, m = 2 or 4",
     source="Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016",
     roots=("conv",),
     match=_match,
-    refuse=_refuse,
-    build=_build,
+    rewrite=_rewrite,
     reorders=True,
     is_local=True,
     needs_float32=True,
