@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,26 +16,22 @@ MOST_COST = 0.9
 """An alternative is added only if it takes at most this share of the work that it replaces."""
 
 
-@dataclass(frozen=True, slots=True)
-class MapMatch:
-    """A linear primitive and the position of its weights."""
-
-    root: Primitive
-    weights_at: int
+MapMatch = tuple[Primitive, int]
+"""A linear primitive and the position of its weights."""
 
 
 def _match(view: View, root: Primitive) -> Iterator[MapMatch]:
     if root.op == "matmul":
         for position in (1, 0):
             if view.constant(root.inputs[position]) is not None:
-                yield MapMatch(root, position)
+                yield root, position
     elif all(k == 1 for k in view.shape(root.inputs[1])[2:]):
-        yield MapMatch(root, 1)
+        yield root, 1
 
 
 def _map_of(view: View, match: MapMatch) -> ChannelMap | RuleRefusal:
-    root = match.root
-    constant = view.constant(root.inputs[match.weights_at])
+    root, weights_at = match
+    constant = view.constant(root.inputs[weights_at])
     if constant is None:
         return RuleRefusal("the weights of the map are not constant", root.output)
     array = constant.array.astype(np.float64)
@@ -45,8 +40,8 @@ def _map_of(view: View, match: MapMatch) -> ChannelMap | RuleRefusal:
         if math.prod(array.shape[:-2]) != 1:
             return RuleRefusal("the map differs along the batch", root.output)
         matrix = array.reshape(array.shape[-2:])
-        matrix = matrix.T if match.weights_at == 1 else matrix
-        axis = rank - 1 if match.weights_at == 1 else rank - 2
+        matrix = matrix.T if weights_at == 1 else matrix
+        axis = rank - 1 if weights_at == 1 else rank - 2
         return ChannelMap(axis, matrix, (0, matrix.shape[1]))
     a = root.attributes_as(ConvAttributes)
     if a.groups != 1 or set(a.strides) != {1} or any((*a.pads_begin, *a.pads_end)):
@@ -55,7 +50,7 @@ def _map_of(view: View, match: MapMatch) -> ChannelMap | RuleRefusal:
 
 
 def _rewrite(view: View, match: MapMatch) -> Write | RuleRefusal:
-    root, channel_map = match.root, _map_of(view, match)
+    (root, weights_at), channel_map = match, _map_of(view, match)
     if isinstance(channel_map, RuleRefusal):
         return channel_map
     type_ = view.type(root.output)
@@ -63,7 +58,7 @@ def _rewrite(view: View, match: MapMatch) -> Write | RuleRefusal:
         return RuleRefusal("the map is of integers or of nothing", root.output)
     if not is_finite_in(channel_map.weights, type_.dtype):
         return RuleRefusal("a weight of the map is not finite", root.output)
-    place = cheapest_place(view, root.inputs[1 - match.weights_at], channel_map, root.output)
+    place = cheapest_place(view, root.inputs[1 - weights_at], channel_map, root.output)
     if place is None:
         return RuleRefusal("the map can be done nowhere else", root.output)
     types = [view.type(value) for value in root.inputs]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,14 +16,6 @@ from korch.primitive.ops.reduce import PoolAttributes, ReduceAttributes
 from korch.primitive.pattern import Found, either, op
 
 POOLS = ("pool_max",)
-
-
-@dataclass(frozen=True, slots=True)
-class PoolMatch:
-    """A pooling, and another one of the same values with a smaller window."""
-
-    root: Primitive
-    smaller: Primitive
 
 
 def _match_axes(view: View, root: Primitive) -> Iterator[Primitive]:
@@ -63,29 +55,30 @@ def _fields(a: PoolAttributes) -> tuple[tuple[int, ...], ...]:
     return (a.kernel, a.strides, a.pads_begin, a.pads_end, a.dilations)
 
 
-def _match_smaller(view: View, root: Primitive) -> Iterator[PoolMatch]:
+def _match_smaller(view: View, root: Primitive) -> Iterator[tuple[Primitive, Primitive]]:
+    """Yield the pooling with each other one of the same values that has a smaller window."""
     own = root.attributes_as(PoolAttributes)
     for other in view.users(root.inputs[0]):
         if other.op == root.op and other.output != root.output:
             kernel = other.attributes_as(PoolAttributes).kernel
             if len(kernel) == len(own.kernel) and math.prod(kernel) < math.prod(own.kernel):
-                yield PoolMatch(root, other)
+                yield root, other
 
 
-def _pool_again(view: View, match: PoolMatch) -> Write | RuleRefusal:
-    large = match.root.attributes_as(PoolAttributes)
-    small = match.smaller.attributes_as(PoolAttributes)
+def _pool_again(_: View, match: tuple[Primitive, Primitive]) -> Write | RuleRefusal:
+    root, smaller = match
+    large, small = root.attributes_as(PoolAttributes), smaller.attributes_as(PoolAttributes)
     if {*large.dilations, *small.dilations, *small.strides} != {1}:
-        return RuleRefusal("the windows have dilations, or the smaller one strides", match.root.output)
+        return RuleRefusal("the windows have dilations, or the smaller one strides", root.output)
     kernel = tuple(a - b + 1 for a, b in zip(large.kernel, small.kernel, strict=True))
     begin = tuple(a - b for a, b in zip(large.pads_begin, small.pads_begin, strict=True))
     end = tuple(a - b for a, b in zip(large.pads_end, small.pads_end, strict=True))
     # The parts of large windows beyond the border are covered by the first or last of the smaller windows.
     fits = all(0 <= pad < n for pads in (begin, end) for pad, n in zip(pads, kernel, strict=True))
     if not fits:
-        return RuleRefusal("the smaller window does not fit into the larger one", match.root.output)
+        return RuleRefusal("the smaller window does not fit into the larger one", root.output)
     rest = replace(large, kernel=kernel, pads_begin=begin, pads_end=end)
-    return lambda writer: writer.add(match.root.op, (match.smaller.output,), rest)
+    return lambda writer: writer.add(root.op, (smaller.output,), rest)
 
 
 POOL_IS_SEPARABLE = Rule(

@@ -30,21 +30,12 @@ MOST_MOVES = 4
 """The most moves between stored weights and their use that are followed."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredScaleMatch:
-    """A product, and the dequantization of its second operand."""
-
-    root: Primitive
-    right: Dequantized
+def _match(view: View, root: Primitive) -> Iterator[tuple[Primitive, Dequantized]]:
+    yield from ((root, right) for right in dequantized(view, root.inputs[1]))
 
 
-def _match(view: View, root: Primitive) -> Iterator[StoredScaleMatch]:
-    for right in dequantized(view, root.inputs[1]):
-        yield StoredScaleMatch(root, right)
-
-
-def _move_scale(view: View, match: StoredScaleMatch) -> Write | RuleRefusal:
-    root, right = match.root, match.right
+def _move_scale(view: View, match: tuple[Primitive, Dequantized]) -> Write | RuleRefusal:
+    root, right = match
     if view.constant(right.q) is None or right.grid.dtype not in BYTES:
         return RuleRefusal("the second operand is not stored in bytes", root.output)
     if view.type(root.output).dtype not in (DType.F32, DType.F64):

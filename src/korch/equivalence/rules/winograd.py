@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,12 +27,8 @@ CLOSE_WORK = 1.4
 """A tile size is tried only if it takes at most this multiple of the products of the best tile size."""
 
 
-@dataclass(frozen=True, slots=True)
-class WinogradMatch:
-    """A convolution and the outputs of a tile per axis."""
-
-    conv: Primitive
-    tile: int
+WinogradMatch = tuple[Primitive, int]
+"""A convolution and the outputs of a tile per axis."""
 
 
 def _match(view: View, root: Primitive) -> Iterator[WinogradMatch]:
@@ -41,13 +36,13 @@ def _match(view: View, root: Primitive) -> Iterator[WinogradMatch]:
         return
     if view.type(root.output).dtype.is_float:
         for tile in TRANSFORMS:
-            yield WinogradMatch(root, tile)
+            yield root, tile
     elif view.type(root.inputs[0]).dtype in BYTES:
-        yield WinogradMatch(root, TILE_OF_BYTES)
+        yield root, TILE_OF_BYTES
 
 
 def _rewrite(view: View, match: WinogradMatch) -> Write | RuleRefusal:
-    conv = match.conv
+    conv, tile = match
     attributes = conv.attributes_as(ConvAttributes)
     x, weights = conv.inputs
     constant = view.constant(weights)
@@ -63,12 +58,12 @@ def _rewrite(view: View, match: WinogradMatch) -> Write | RuleRefusal:
     dtype = view.type(x).dtype
     is_of_bytes = dtype in BYTES
     products = {tile: _products(shape, tile) for tile in ((TILE_OF_BYTES,) if is_of_bytes else TRANSFORMS)}
-    if products[match.tile] > MOST_WORK * 9 * shape[2] * shape[3]:
+    if products[tile] > MOST_WORK * 9 * shape[2] * shape[3]:
         return RuleRefusal("the image is too small for such tiles", conv.output)
-    if products[match.tile] > CLOSE_WORK * min(products.values()):
+    if products[tile] > CLOSE_WORK * min(products.values()):
         return RuleRefusal("other tiles take far fewer products", conv.output)
     divisor = DIVISOR_OF_BYTES if is_of_bytes else 1
-    transformed = divisor * transform_weights(constant.array, match.tile)
+    transformed = divisor * transform_weights(constant.array, tile)
     if is_of_bytes and _largest_sum(transformed, dtype) >= 1 << 31:
         return RuleRefusal("a transformed sum could exceed 32 bits", conv.output)
     if not is_of_bytes and dtype not in (DType.F32, DType.F64):
@@ -79,7 +74,7 @@ def _rewrite(view: View, match: WinogradMatch) -> Write | RuleRefusal:
 
     def write(writer: Writer) -> int:
         kernel = writer.constant(np.ascontiguousarray(transformed), DType.I16 if is_of_bytes else dtype)
-        result = writer.add("winograd", (x, kernel), WinogradAttributes(match.tile, *pads))
+        result = writer.add("winograd", (x, kernel), WinogradAttributes(tile, *pads))
         if divisor == 1:
             return result
         return writer.add("div", (result, writer.along(np.array(divisor), 0, writer.type(result))))
