@@ -27,17 +27,11 @@ class CpStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CpResult:
-    """The result of a solve.
+    """The result of a solve."""
 
-    Attributes:
-        status: what is known.
-        bound: a lower bound of the objective.
-        values: the value of each variable; empty without a solution.
-    """
-
-    status: CpStatus
-    bound: float
-    values: tuple[int, ...]
+    status: CpStatus  # what is known
+    bound: float  # a lower bound of the objective
+    values: tuple[int, ...]  # the value of each variable; empty without a solution
 
 
 class CpSatModel:

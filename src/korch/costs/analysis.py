@@ -33,23 +33,14 @@ BYTES_TOGETHER = 4
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """The analytic guess of a kernel's time, and its parts in nanoseconds.
+    """The analytic guess of a kernel's time, and its parts in nanoseconds."""
 
-    Attributes:
-        guess_ns: the guess.
-        near_ns: for the bytes from and to the shared cache.
-        cold_ns: for the weights that come from memory.
-        flop_ns: for the operations of products.
-        operations_ns: for the operations on single elements.
-        operations: the number of these.
-    """
-
-    guess_ns: int
-    near_ns: float
-    cold_ns: float
-    flop_ns: float
-    operations_ns: float
-    operations: float
+    guess_ns: int  # the guess
+    near_ns: float  # for the bytes from and to the shared cache
+    cold_ns: float  # for the weights that come from memory
+    flop_ns: float  # for the operations of products
+    operations_ns: float  # for the operations on single elements
+    operations: float  # the number of these
 
 
 def analyse(candidate: Candidate, calibration: Calibration, *, is_cold: bool) -> Analysis:

@@ -21,14 +21,10 @@ LEVEL = 0.998
 
 @dataclass(frozen=True, slots=True)
 class ScoreTail:
-    """The scores of the measured kernels of a kind.
+    """The scores of the measured kernels of a kind."""
 
-    Attributes:
-        count: how many kernels were measured.
-        largest: the largest scores, in descending order; all that can be the margin of up to twice as many kernels.
-    """
-
-    count: int
+    count: int  # how many kernels were measured
+    # the largest scores, in descending order; all that can be the margin of up to twice as many kernels
     largest: tuple[float, ...]
 
     @staticmethod

@@ -42,22 +42,14 @@ class RegressionTrees:
     """Regression trees, as arrays with one row for each tree.
 
     A node that is a leaf compares with infinity, and is its own left child.
-
-    Attributes:
-        column: the feature that each node compares.
-        limit: the value up to which a row goes to the left child.
-        left: the left child.
-        right: the right child.
-        value: what a leaf adds.
-        depth: the most comparisons from a root to a leaf.
     """
 
-    column: Array
-    limit: Array
-    left: Array
-    right: Array
-    value: Array
-    depth: int
+    column: Array  # the feature that each node compares
+    limit: Array  # the value up to which a row goes to the left child
+    left: Array  # the left child
+    right: Array  # the right child
+    value: Array  # what a leaf adds
+    depth: int  # the most comparisons from a root to a leaf
 
     @staticmethod
     def of(trees: Sequence[Sequence[Sequence[float]]]) -> RegressionTrees:
@@ -100,21 +92,14 @@ def _depth(trees: Sequence[Sequence[Sequence[float]]]) -> int:
 
 @dataclass(frozen=True)
 class CostModel:
-    """A learned model of costs.
+    """A learned model of costs."""
 
-    Attributes:
-        names: the features that it reads, in the order of columns.
-        time: predicts log2(time / guess).
-        spread: predicts the size of that prediction's error, in the same unit.
-        tails: by kind of kernel, the scores of kernels of models that it was not trained on (`calibrated.py`).
-        about: where its records come from, and its error on models that it was not trained on.
-    """
-
-    names: tuple[str, ...]
-    time: RegressionTrees
-    spread: RegressionTrees
+    names: tuple[str, ...]  # the features that it reads, in the order of columns
+    time: RegressionTrees  # predicts log2(time / guess)
+    spread: RegressionTrees  # predicts the size of that prediction's error, in the same unit
+    # by kind of kernel, the scores of kernels of models that it was not trained on (`calibrated.py`)
     tails: Mapping[str, ScoreTail]
-    about: str
+    about: str  # where its records come from, and its error on models that it was not trained on
 
     @staticmethod
     def table_of(names: Sequence[str], rows: Sequence[Features]) -> Array:

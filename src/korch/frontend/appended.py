@@ -100,23 +100,14 @@ class Counter:
 
 @dataclass(frozen=True)
 class AppendingModel:
-    """A model whose caches have only the rows in use.
+    """A model whose caches have only the rows in use."""
 
-    Attributes:
-        model: the model; what reads counts reads copies of the inputs that have them.
-        caches: the caches.
-        needs: the numbers that must be those of the rows.
-        counters: the inputs that count rows.
-        refused: why a cache that is written at a place is none of these.
-        capacity: the most rows of its caches; None if they have no limit.
-    """
-
-    model: LoadedModel
-    caches: tuple[Cache, ...]
-    needs: tuple[Need, ...] = ()
-    counters: tuple[Counter, ...] = ()
-    refused: tuple[UnsupportedError, ...] = ()
-    capacity: int | None = None
+    model: LoadedModel  # the model; what reads counts reads copies of the inputs that have them
+    caches: tuple[Cache, ...]  # the caches
+    needs: tuple[Need, ...] = ()  # the numbers that must be those of the rows
+    counters: tuple[Counter, ...] = ()  # the inputs that count rows
+    refused: tuple[UnsupportedError, ...] = ()  # why a cache that is written at a place is none of these
+    capacity: int | None = None  # the most rows of its caches; None if they have no limit
 
     @cached_property
     def choices(self) -> list[dict[str, str]]:

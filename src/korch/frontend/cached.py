@@ -28,44 +28,26 @@ SHARES = "past_present_share_buffer"
 
 @dataclass(frozen=True)
 class CacheRows:
-    """The rows of a cache in one run.
+    """The rows of a cache in one run."""
 
-    Attributes:
-        batch: the sequences.
-        rows: the new rows.
-        held: the rows of the cache that is read, 0 if there is none.
-        present: the rows of the cache that is returned.
-        begin: the place of the first new row, an int64[1] or int64[batch] by its name.
-        known: this place if it is known and the same in all sequences.
-    """
-
-    batch: int
-    rows: int
-    held: int
-    present: int
-    begin: str
-    known: int | None
+    batch: int  # the sequences
+    rows: int  # the new rows
+    held: int  # the rows of the cache that is read, 0 if there is none
+    present: int  # the rows of the cache that is returned
+    begin: str  # the place of the first new row, an int64[1] or int64[batch] by its name
+    known: int | None  # this place if it is known and the same in all sequences
 
 
 @dataclass(frozen=True)
 class Scores:
-    """How scores of queries and keys become weights.
+    """How scores of queries and keys become weights."""
 
-    Attributes:
-        cap: what the absolute values of scores approach, by a hyperbolic tangent; 0 for no limit.
-        bias: what is added, [batch or 1, heads or 1, rows, keys]; "" for nothing.
-        masks: which keys are read: booleans that broadcast to [batch, heads, rows, keys].
-        lowest: what is added where a mask is false.
-        sink: the score of a key without a value, for each head; "" for none.
-        is_guarded: whether rows that read no key have the result 0.
-    """
-
-    cap: float = 0.0
-    bias: str = ""
-    masks: tuple[str, ...] = ()
-    lowest: float = float(LOWEST)
-    sink: str = ""
-    is_guarded: bool = False
+    cap: float = 0.0  # what the absolute values of scores approach, by a hyperbolic tangent; 0 for no limit
+    bias: str = ""  # what is added, [batch or 1, heads or 1, rows, keys]; "" for nothing
+    masks: tuple[str, ...] = ()  # which keys are read: booleans that broadcast to [batch, heads, rows, keys]
+    lowest: float = float(LOWEST)  # what is added where a mask is false
+    sink: str = ""  # the score of a key without a value, for each head; "" for none
+    is_guarded: bool = False  # whether rows that read no key have the result 0
 
 
 def _ints(d: Definition, *numbers: int) -> str:

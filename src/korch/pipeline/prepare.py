@@ -52,25 +52,15 @@ logger = logging.getLogger("korch.pipeline")
 
 @dataclass(slots=True)
 class Prepared:
-    """How many kernels of a model were prepared.
+    """How many kernels of a model were prepared."""
 
-    Attributes:
-        candidates: the different candidates of the model.
-        ranked: those that are in a plan that is best by estimates, or may improve it, and have no record.
-        added: kernels that were added to the file.
-        known: kernels that are in the file or have a record already; equal kernels count once.
-        refused: kernels that were not built, or not compiled.
-        left: candidates that were not looked at, as the file, the limit or the time was used up.
-        guess_ns: the estimated time of one run of each added kernel, as a sum.
-    """
-
-    candidates: int
-    ranked: int
-    added: int = 0
-    known: int = 0
-    refused: int = 0
-    left: int = 0
-    guess_ns: int = 0
+    candidates: int  # the different candidates of the model
+    ranked: int  # those that are in a plan that is best by estimates, or may improve it, and have no record
+    added: int = 0  # kernels that were added to the file
+    known: int = 0  # kernels that are in the file or have a record already; equal kernels count once
+    refused: int = 0  # kernels that were not built, or not compiled
+    left: int = 0  # candidates that were not looked at, as the file, the limit or the time was used up
+    guess_ns: int = 0  # the estimated time of one run of each added kernel, as a sum
 
 
 @few_collections()

@@ -68,27 +68,16 @@ CAUSAL = 0.02
 
 @dataclass(frozen=True)
 class StateSizes:
-    """The sizes of a model with states.
+    """The sizes of a model with states."""
 
-    Attributes:
-        model: the model, whose caches have the rows in use.
-        roles: by the name of a free dimension, what it counts: PAST, ROWS or TOTAL.
-        fixed: the sizes of the other dimensions and of inputs.
-        past: the numbers of earlier rows.
-        rows: the numbers of new rows.
-        counts: what each input that counts rows has.
-        assumed: which of PAST and ROWS are not given.
-        is_limited: whether the model takes no more earlier rows, because a table of places has no more.
-    """
-
-    model: AppendingModel
-    roles: Mapping[str, str]
-    fixed: Mapping[str, tuple[int, ...]]
-    past: range
-    rows: range
-    counts: Mapping[str, str] = field(default_factory=dict)
-    assumed: tuple[str, ...] = ()
-    is_limited: bool = False
+    model: AppendingModel  # the model, whose caches have the rows in use
+    roles: Mapping[str, str]  # by the name of a free dimension, what it counts: PAST, ROWS or TOTAL
+    fixed: Mapping[str, tuple[int, ...]]  # the sizes of the other dimensions and of inputs
+    past: range  # the numbers of earlier rows
+    rows: range  # the numbers of new rows
+    counts: Mapping[str, str] = field(default_factory=dict)  # what each input that counts rows has
+    assumed: tuple[str, ...] = ()  # which of PAST and ROWS are not given
+    is_limited: bool = False  # whether the model takes no more earlier rows, because a table of places has no more
 
     @property
     def sample(self) -> int:

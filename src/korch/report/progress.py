@@ -24,19 +24,12 @@ from korch.report.units import milliseconds
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What an optimization does now. Its text is "stage: text".
+    """What an optimization does now. Its text is "stage: text"."""
 
-    Attributes:
-        stage: the name of the stage.
-        text: a line about its current step; "" at its start.
-        best_ms: the sum of the kernels' times of the best plan so far; None if it is not known here.
-        expected_ms: an estimate of that sum after a longer search.
-    """
-
-    stage: str
-    text: str = ""
-    best_ms: float | None = None
-    expected_ms: float | None = None
+    stage: str  # the name of the stage
+    text: str = ""  # a line about its current step; "" at its start
+    best_ms: float | None = None  # the sum of the kernels' times of the best plan so far; None if it is not known here
+    expected_ms: float | None = None  # an estimate of that sum after a longer search
 
     def __str__(self) -> str:
         return f"{self.stage}: {self.text}" if self.text else self.stage

@@ -60,12 +60,9 @@ def _form(primitive: Primitive) -> str:
 
 @dataclass
 class Factors:
-    """What is to be multiplied with guesses, by kind.
+    """What is to be multiplied with guesses, by kind."""
 
-    Attributes:
-        logs: the median logarithm of the ratio of time to guess, and the number of kernels, of each kind.
-    """
-
+    # the median logarithm of the ratio of time to guess, and the number of kernels, of each kind
     logs: dict[Kind, tuple[float, int]]
     _known: dict[tuple[Kind, ...], float] = field(default_factory=dict)
 

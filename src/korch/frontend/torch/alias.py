@@ -21,26 +21,18 @@ _View = tuple[int, tuple[Any, Any, int] | None]
 
 @dataclass(frozen=True, eq=False)
 class Aliases:
-    """Results that are views, or numbers.
+    """Results that are views, or numbers."""
 
-    Attributes:
-        graph: the graph without these results; `hidden` tensors are its last results.
-        views: by place in the result, the position of an input, and the sizes, the steps and the offset of the view
-            from the input's first element; None for the input itself.
-        shared: the same of a hidden tensor instead of an input.
-        hidden: the number of tensors of which results are views.
-        numbers: by place in the result, a formula of integers.
-        symbols: by symbol in a formula, the position of an input, and an axis of it; None if the input is the number.
-        reason: why the results can't be made; "" if they can.
-    """
-
-    graph: Any
+    graph: Any  # the graph without these results; `hidden` tensors are its last results
+    # by place in the result, the position of an input, and the sizes, the steps and the offset of the view from the
+    # input's first element; None for the input itself
     views: Mapping[int, _View] = field(default_factory=dict)
-    shared: Mapping[int, _View] = field(default_factory=dict)
-    hidden: int = 0
-    numbers: Mapping[int, Any] = field(default_factory=dict)
+    shared: Mapping[int, _View] = field(default_factory=dict)  # the same of a hidden tensor instead of an input
+    hidden: int = 0  # the number of tensors of which results are views
+    numbers: Mapping[int, Any] = field(default_factory=dict)  # by place in the result, a formula of integers
+    # by symbol in a formula, the position of an input, and an axis of it; None if the input is the number
     symbols: Mapping[Any, tuple[int, int | None]] = field(default_factory=dict)
-    reason: str = ""
+    reason: str = ""  # why the results can't be made; "" if they can
 
     @property
     def is_whole(self) -> bool:
