@@ -41,14 +41,12 @@ class LinearRow:
     """Σ coefficient · variable ≥ least, or = least.
 
     Attributes:
-        family: the name of the family of rows.
         columns: variable numbers, no two equal.
         coefficients: one per column.
         least: the right-hand side.
         is_equal: whether it holds with equality.
     """
 
-    family: str
     columns: tuple[int, ...]
     coefficients: tuple[int, ...]
     least: int
@@ -62,27 +60,25 @@ class Formulation:
     Attributes:
         problem: the instance.
         most: the upper bound of each variable; the lower one is 0.
-        names: the name of each variable.
         rows: the rows.
     """
 
     problem: Problem
     most: list[int] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
     rows: list[LinearRow] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         problem = self.problem
-        for k in range(len(problem.kernels)):
-            self.variable(f"use[k{k}]", 1)
-        self.ports = {port: self.variable(f"written[{port}]", 1) for port in problem.producers}
+        for _ in problem.kernels:
+            self.variable(1)
+        self.ports = {port: self.variable(1) for port in problem.producers}
         self.runners: list[list[int]] = [[] for _ in problem.steps]
         for k, kernel in enumerate(problem.kernels):
             for p in kernel.steps:
                 self.runners[p].append(k)
-        self.extracts = [self.variable(f"extract[p{p}]", 1) for p in range(len(problem.steps))]
+        self.extracts = [self.variable(1) for _ in problem.steps]
         self.agains = [
-            self.variable(f"again[p{p}]", 0 if p in problem.once else max(0, len(runners) - 1))
+            self.variable(0 if p in problem.once else max(0, len(runners) - 1))
             for p, runners in enumerate(self.runners)
         ]
         self.firsts = list(self.extracts)
@@ -91,9 +87,9 @@ class Formulation:
             if len(makers) == 1:
                 self.computed[value] = self.extracts[makers[0]]
                 continue
-            self.computed[value] = self.variable(f"computed[%{value}]", 1)
+            self.computed[value] = self.variable(1)
             for p in makers:
-                self.firsts[p] = self.variable(f"first[p{p}]", 1)
+                self.firsts[p] = self.variable(1)
         self.layouts: dict[int, list[Port]] = {}
         for port in problem.producers:
             self.layouts.setdefault(port.value, []).append(port)
@@ -119,21 +115,20 @@ class Formulation:
             self._entries[ports] = tuple(sorted(writers - self.readers(ports)))
         return self._entries[ports]
 
-    def variable(self, name: str, most: int) -> int:
+    def variable(self, most: int) -> int:
         """Add a variable and return its number."""
-        self.names.append(name)
         self.most.append(most)
         return len(self.most) - 1
 
     def at_least(
-        self, family: str, plus: Iterable[int], minus: Iterable[int] = (), least: int = 0, is_equal: bool = False
+        self, plus: Iterable[int], minus: Iterable[int] = (), least: int = 0, is_equal: bool = False
     ) -> LinearRow:
         """Add Σ plus - Σ minus ≥ least (or = least); a variable in both cancels out."""
         terms = dict.fromkeys(plus, 1)
         for column in minus:
             terms[column] = terms.get(column, 0) - 1
         kept = {column: c for column, c in terms.items() if c}
-        row = LinearRow(family, tuple(kept), tuple(kept.values()), least, is_equal)
+        row = LinearRow(tuple(kept), tuple(kept.values()), least, is_equal)
         self.rows.append(row)
         return row
 
@@ -165,7 +160,7 @@ def add_outputs(program: Formulation) -> None:
     for port in dict.fromkeys(program.problem.required):
         if not program.problem.is_given(port):
             columns = (program.ports[port],) if port in program.ports else ()
-            program.at_least("outputs", columns, least=1, is_equal=True)
+            program.at_least(columns, least=1, is_equal=True)
 
 
 def add_single_producer(program: Formulation) -> None:
@@ -176,7 +171,7 @@ def add_single_producer(program: Formulation) -> None:
     lost.
     """
     for port, kernels in program.problem.producers.items():
-        program.at_least("single-producer", kernels, (program.ports[port],), is_equal=True)
+        program.at_least(kernels, (program.ports[port],), is_equal=True)
 
 
 def add_single_owner(program: Formulation) -> None:
@@ -187,7 +182,7 @@ def add_single_owner(program: Formulation) -> None:
     """
     for kernels in program.problem.owners.values():
         if len(kernels) > 1:
-            program.at_least("single-owner", (), kernels, least=-1)
+            program.at_least((), kernels, least=-1)
 
 
 def add_dependencies(program: Formulation) -> None:
@@ -209,7 +204,7 @@ def add_dependencies(program: Formulation) -> None:
             for written in dict.fromkeys(kernel.outputs):
                 readers.setdefault((port, written), []).append(k)
     for (port, _), kernels in readers.items():
-        program.at_least("dependencies", _column(program, port), kernels)
+        program.at_least(_column(program, port), kernels)
 
 
 def add_errors(program: Formulation) -> None:
@@ -223,7 +218,7 @@ def add_errors(program: Formulation) -> None:
     """
     errors = {k: -kernel.error for k, kernel in enumerate(program.problem.kernels) if kernel.error}
     if errors:
-        row = LinearRow("errors", tuple(errors), tuple(errors.values()), -program.problem.most_error)
+        row = LinearRow(tuple(errors), tuple(errors.values()), -program.problem.most_error)
         program.rows.append(row)
 
 
@@ -242,7 +237,7 @@ def add_covering(program: Formulation) -> None:
     """
     problem = program.problem
     for p, kernels in enumerate(program.runners):
-        program.at_least("covering", kernels, (program.extracts[p], program.agains[p]), is_equal=True)
+        program.at_least(kernels, (program.extracts[p], program.agains[p]), is_equal=True)
         if len(problem.alternatives[problem.steps[p].output]) == 1:
             continue
         writers: dict[Port, list[int]] = {}
@@ -250,7 +245,7 @@ def add_covering(program: Formulation) -> None:
             for port in dict.fromkeys(problem.kernels[k].outputs):
                 writers.setdefault(port, []).append(k)
         for same in writers.values():
-            program.at_least("covering", (program.extracts[p],), same)
+            program.at_least((program.extracts[p],), same)
 
 
 def add_extraction(program: Formulation) -> None:
@@ -275,17 +270,17 @@ def add_extraction(program: Formulation) -> None:
     for value, makers in problem.alternatives.items():
         if len(makers) > 1:
             firsts = [program.firsts[p] for p in makers]
-            program.at_least("extraction", firsts, (program.computed[value],), is_equal=True)
+            program.at_least(firsts, (program.computed[value],), is_equal=True)
             for p in makers:
-                program.at_least("extraction", (program.extracts[p],), (program.firsts[p],))
+                program.at_least((program.extracts[p],), (program.firsts[p],))
     for p, step in enumerate(problem.steps):
         for value in dict.fromkeys(step.inputs):
             if value not in problem.given_values:
                 computed = (program.computed[value],) if value in program.computed else ()
-                program.at_least("extraction", computed, (program.extracts[p],))
+                program.at_least(computed, (program.extracts[p],))
     for value in dict.fromkeys(port.value for port in problem.required):
         if value not in problem.given_values and value in program.computed:
-            program.at_least("extraction", (program.computed[value],), least=1)
+            program.at_least((program.computed[value],), least=1)
 
 
 def add_landmarks(program: Formulation) -> None:
@@ -300,7 +295,7 @@ def add_landmarks(program: Formulation) -> None:
     """
     for _, same, other in _shared_landmarks(program.problem):
         firsts = [program.firsts[p] for p in same]
-        program.at_least("landmarks", (program.computed[other],), firsts)
+        program.at_least((program.computed[other],), firsts)
 
 
 def add_shared_landmarks(program: Formulation) -> None:
@@ -320,7 +315,7 @@ def add_shared_landmarks(program: Formulation) -> None:
         for ports in _port_sets(program, other):
             kernels = runners - program.readers(ports)
             kernels.update(program.entries(ports))
-            program.at_least("landmarks", sorted(kernels), (program.computed[value],))
+            program.at_least(sorted(kernels), (program.computed[value],))
 
 
 def _shared_landmarks(problem: Problem) -> Iterator[tuple[int, tuple[int, ...], int]]:
@@ -389,7 +384,7 @@ def add_shared_dependencies(program: Formulation) -> None:
                 readers = [k for k in program.runners[p] if k in reading]
                 if readers:
                     columns = (*program.entries(ports), program.agains[p])
-                    program.at_least("shared", columns, readers)
+                    program.at_least(columns, readers)
 
 
 def add_entries(program: Formulation) -> None:
@@ -414,7 +409,7 @@ def add_entries(program: Formulation) -> None:
         inner = [p for v in sorted(values) for p in program.problem.alternatives[v]]
         firsts = [program.firsts[p] for p in inner if values.isdisjoint(steps[p].inputs)]
         for value in sorted(values):
-            program.at_least("entries", firsts, (program.computed[value],))
+            program.at_least(firsts, (program.computed[value],))
 
 
 def loop_row(program: Formulation, port: Port, ports: frozenset[Port]) -> LinearRow:
@@ -426,7 +421,7 @@ def loop_row(program: Formulation, port: Port, ports: frozenset[Port]) -> Linear
     no port of Q, since no port of Q is written before.
     """
     terms = dict.fromkeys(program.entries(ports), 1)
-    return LinearRow("loop", (*terms, program.ports[port]), (*terms.values(), -1), 0)
+    return LinearRow((*terms, program.ports[port]), (*terms.values(), -1), 0)
 
 
 def cycles(problem: Problem) -> list[frozenset[int]]:
