@@ -25,7 +25,6 @@ def test_a_region_belongs_to_the_kernel_in_which_it_begins() -> None:
         {
             "begun_ns": 1000,
             "kernel_ns": [100, 50, 70],
-            "left_out": 0,
             "spans": [[7, 1, 1105, 1149, 4], [7, 0, 1099, 1149, 0], [8, 0, 1160, 1190, 10]],
         }
     )

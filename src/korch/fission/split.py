@@ -6,7 +6,6 @@ does not apply, is kept whole, and the report gives the reason.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -42,11 +41,6 @@ class FissionReport:
 
     split: int  # how many operators were split
     kept: tuple[KeptWhole, ...]  # the operators that were kept whole, in the model's order
-
-    @property
-    def reasons(self) -> dict[tuple[str, str], int]:
-        """The number of operators that were kept whole, by type and reason."""
-        return dict(Counter((item.op_type, item.reason) for item in self.kept))
 
 
 def split_operators(

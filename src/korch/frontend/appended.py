@@ -84,7 +84,6 @@ class Counter:
 
     item: onnx.ValueInfoProto  # its name and type
     counts: tuple[str, ...]  # what it may have, as `COUNTS`
-    is_kept: bool  # whether something else reads it
 
     @property
     def dtype(self) -> DType:
@@ -342,7 +341,7 @@ def _with_counters(model: LoadedModel, caches: tuple[Cache, ...], needs: Sequenc
     wanted = [*model.outputs, *renamed.values()]
     ordered = order_nodes(nodes, given, [name for name in wanted if name not in given], model.name)
     used = {name for node in ordered for name in (*node.input, *captured_names(node))} | set(model.outputs)
-    counters = tuple(Counter(inputs[name], _choices(inputs[name], own), name in used) for name, own in read.items())
+    counters = tuple(Counter(inputs[name], _choices(inputs[name], own)) for name, own in read.items())
     declared = [item for item in model.declared if item.name in used or item.name not in read]
     new = replace(model, declared=declared, nodes=ordered, sized=frozenset(map(_copied, read)))
     needs = [replace(need, value=renamed[need.value]) for need in needs]

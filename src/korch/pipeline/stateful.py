@@ -7,7 +7,6 @@ free size, the rows after the step. The first rows, which follow none, are a ran
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -42,8 +41,6 @@ from korch.runtime.runnable import random_feeds
 from korch.runtime.stateful import StatefulExecutable, Steps
 from korch.system.deadline import Deadline
 from korch.validation.standard import standard_of
-
-logger = logging.getLogger("korch.pipeline")
 
 Binding = Mapping[str, tuple[Bound, ...]]
 

@@ -137,11 +137,6 @@ def find(graph: Alternatives, pattern: Pattern, value: int, known: Found | None 
             assert_never(pattern)
 
 
-def find_first(graph: Alternatives, pattern: Pattern, value: int, known: Found | None = None) -> Found | None:
-    """Return the first match that `find` yields, or None if there is none."""
-    return next(find(graph, pattern, value, known), None)
-
-
 def find_at(
     graph: Alternatives, pattern: OpPattern | Either, root: Primitive, known: Found | None = None
 ) -> Iterator[Found]:

@@ -47,7 +47,6 @@ class WatchedRun:
 
     kernel_ns: tuple[int, ...]
     spans: tuple[ThreadSpan, ...]
-    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,4 +150,4 @@ def read_run(data: dict[str, Any]) -> WatchedRun:
         for region, thread, begin_ns, end_ns, wait_ns in data["spans"]
     )
     ordered = sorted(spans, key=lambda span: (span.begin_ns, span.thread))
-    return WatchedRun(tuple(kernel_ns), tuple(ordered), data["left_out"])
+    return WatchedRun(tuple(kernel_ns), tuple(ordered))

@@ -19,7 +19,7 @@ from korch.runtime.runnable import random_feeds
 from korch.system.native import runtime
 
 REGIONS_OF_A_KERNEL = 64
-"""The most regions that are recorded for each kernel; further ones are only counted."""
+"""The most regions that are recorded for each kernel."""
 
 
 TASKS_OF_A_KERNEL = 256
@@ -43,14 +43,14 @@ class Record(ctypes.Structure):
     )
 
 
-def _watched(traces: int, most: int, handle: Handle, *buffers: Any) -> tuple[list[Record], int, int]:
-    """Run a plan once; return what was recorded, at most some records, their number, and when the run began."""
+def _watched(traces: int, most: int, handle: Handle, *buffers: Any) -> tuple[list[Record], int]:
+    """Run a plan once; return what was recorded, at most some records, and when the run began."""
     records, found, begun_ns = (Record * most)(), ctypes.c_int64(), ctypes.c_int64()
     counts = ctypes.c_int64(most), ctypes.byref(found), ctypes.byref(begun_ns)
     code = runtime().korch_watch(traces, handle.pointer, *buffers, records, *counts)
     if code:
         raise SystemExit(f"the run failed with code {code}")
-    return records[: min(found.value, most)], found.value, begun_ns.value
+    return records[: min(found.value, most)], begun_ns.value
 
 
 def serve() -> None:
@@ -68,17 +68,16 @@ def serve() -> None:
     def once(handle: Handle, given: Sequence[int], wanted: Sequence[int]) -> dict[str, Any]:
         kernel_ns = (ctypes.c_int64 * count)()
         own = pointers_of(given), pointers_of(wanted), kernel_ns
-        records, found, begun_ns = _watched(REGIONS, room, handle, *own)
+        records, begun_ns = _watched(REGIONS, room, handle, *own)
         return {
             "begun_ns": begun_ns,
             "kernel_ns": list(kernel_ns),
-            "left_out": found - len(records),
             "spans": [[r.number, r.thread, r.begin_ns, r.end_ns, r.wait_ns] for r in records],
         }
 
     def once_as_tasks(handle: Handle, given: Sequence[int], wanted: Sequence[int]) -> list[list[int]]:
         most = max(1, count) * threads * TASKS_OF_A_KERNEL
-        records, _, begun_ns = _watched(TASKS, most, handle, pointers_of(given), pointers_of(wanted), None)
+        records, begun_ns = _watched(TASKS, most, handle, pointers_of(given), pointers_of(wanted), None)
         return [
             [*(getattr(r, name) for name in TASK_FIELDS), r.begin_ns - begun_ns, r.end_ns - begun_ns] for r in records
         ]

@@ -12,7 +12,6 @@ answers are in the ledger (`price`), and what to measure is computed from both (
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 
@@ -38,8 +37,6 @@ ROUND_SECONDS = 4.0  # time of one solve of a round
 ESTIMATE_GAP = 0.01  # gap at which a solve by estimates ends
 CALIBRATED_GAP = 0.02  # gap to the calibrated bound at which no more candidates are measured for it
 RUNNER_UP = 1.1  # the second plan is validated too if it costs at most this many times the best
-
-logger = logging.getLogger("korch.orchestrate")
 
 
 class Search:
@@ -99,11 +96,6 @@ class Search:
     @bound_ns.setter
     def bound_ns(self, bound_ns: int) -> None:
         self._proven = bound_ns, self.ledger.corrections
-
-    @property
-    def usable(self) -> tuple[Candidate, ...]:
-        """The candidates that have not failed."""
-        return tuple(c for c in self.candidates if not self.ledger.has_failed(c))
 
     @property
     def known(self) -> int:

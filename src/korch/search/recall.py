@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from korch.binary_program.problem import Certificate
@@ -34,8 +34,6 @@ class Solved:
 
     found: Orchestration  # the plan, and how it was found
     plans: Mapping[str, tuple[Candidate, ...]]  # the plans to compare with, by name
-    # whether an earlier run found the plan. The recorded seconds are then those of that run.
-    is_recalled: bool = field(default=False, compare=False)
 
 
 def instance_key(candidates: Sequence[Candidate], options: Options, tag: str = "") -> str:
@@ -92,4 +90,4 @@ def recall_solved(ledger: Ledger, candidates: Sequence[Candidate], options: Opti
     sums_ns = sorted((sum(record.time_ns for record in known), sum(found.costs_ns)))
     if found.costs_ns and sums_ns[1] > DISAGREEMENT * sums_ns[0]:
         return None  # kernels were measured again since the plan was cached, with other times
-    return Solved(found, plans, is_recalled=True)
+    return Solved(found, plans)
