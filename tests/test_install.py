@@ -181,8 +181,7 @@ def test_the_wheel_runs_outside_of_the_checkout(installed: Path, tmp_path: Path)
             sys.executable,
             "-c",
             "import korch.system.extras, korch.system.native, korch.cli; korch.system.native.runtime();"
-            "from korch.report.page import "
-            "style_of_page; print(korch.__file__, len(style_of_page()) > 100, "
+            "from korch.report.page import _web; print(korch.__file__, len(_web('page.css')) > 100, "
             "korch.system.extras.install_command('openvino')); korch.cli.main(['--version'])",
         ],
         env={**os.environ, "PYTHONPATH": str(installed)},

@@ -14,7 +14,7 @@ from korch.equivalence.saturate import RuleReport, SaturationReport
 from korch.errors import UnsupportedError
 from korch.report import page as page_module
 from korch.report.compare import Row
-from korch.report.diff import changes, differences
+from korch.report.diff import differences, operator_times
 from korch.report.page import page, page_data
 from korch.report.profile import KernelTime, Profile
 from korch.report.threads import Threads, ThreadSpan, WatchedRun
@@ -160,7 +160,7 @@ def test_the_page_holds_all_and_fetches_nothing(plan: PlanRecord, monkeypatch) -
             "page.css": "body { margin: 0 }",
         }.__getitem__,
     )
-    text = page(plan, REPORT, {"k1": "// \\1 {{TITLE}} </script>"})
+    text = page(page_data(plan, REPORT, {"k1": "// \\1 {{TITLE}} </script>"}))
     assert "m&lt;1&gt;.onnx" in text and text.count("</script>") == 2
     assert not re.search(r"(src|href)=\"(?!#)", text)
     data = json.loads(text.partition('id="data">')[2].partition("</script>")[0])
@@ -170,7 +170,7 @@ def test_the_page_holds_all_and_fetches_nothing(plan: PlanRecord, monkeypatch) -
 def test_without_the_libraries_the_error_says_how_to_make_them(plan: PlanRecord, monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(page_module, "files", lambda package: tmp_path)
     with pytest.raises(UnsupportedError, match=r"libraries\.js.*make web.*make wheel"):
-        page(plan, REPORT, {})
+        page(page_data(plan, REPORT, {}))
 
 
 def test_what_differs_between_plans(plan: PlanRecord) -> None:
@@ -193,16 +193,16 @@ def test_what_differs_between_plans(plan: PlanRecord) -> None:
 def test_what_differs_by_operator(plan: PlanRecord) -> None:
     first, second = plan.steps
     other = replace(plan, steps=(first, replace(second, candidate="c3", cost_ns=1000.0)))
-    found = changes((plan, Report()), (other, Report()))
+    found = operator_times(plan, other)
     # Kernel c2 runs MatMul b and Tanh c: half of its cost is each one's.
-    assert found.operators[:2] == (("MatMul b", 1500.0, 500.0), ("Tanh c", 1500.0, 500.0))
-    assert found.operators[2] == ("Exp a", 1000.0, 1000.0)
+    assert found[:2] == (("MatMul b", 1500.0, 500.0), ("Tanh c", 1500.0, 500.0))
+    assert found[2] == ("Exp a", 1000.0, 1000.0)
     assert differences((plan, Report()), (other, Report())).splitlines()[-2:] == [
         "  1.5 -> 0.5 us  MatMul b",
         "  1.5 -> 0.5 us  Tanh c",
     ]
     ruled = replace(plan, steps=(replace(first, origins=("by low-rank",)), replace(first, origins=())))
-    names = [name for name, _, _ in changes((ruled, Report()), (ruled, Report())).operators]
+    names = [name for name, _, _ in operator_times(ruled, ruled)]
     assert names == ["by low-rank", "changes of layout"]
 
 

@@ -107,7 +107,7 @@ def _write_plan_onnx(parsed: argparse.Namespace, executable: PlanExecutable) -> 
 
 def _write_page(parsed: argparse.Namespace, executable: PlanExecutable) -> None:
     from korch.report.compare import read_rows
-    from korch.report.page import page
+    from korch.report.page import page, page_data
     from korch.runtime.executable import Executable
 
     run_ns = threads = None
@@ -125,7 +125,7 @@ def _write_page(parsed: argparse.Namespace, executable: PlanExecutable) -> None:
                 "option --peers",
                 expected="what `korch bench --json` prints",
             ) from error
-    text = page(executable.plan, executable.report, executable.sources, run_ns, peers, threads)
+    text = page(page_data(executable.plan, executable.report, executable.sources, run_ns, peers, threads))
     _write_html(parsed.html, text)
 
 

@@ -38,14 +38,10 @@ NONE = Attributes()
 
 
 class OutputOfSeveral:
-    """Attributes of a primitive that computes one output of several; the others are computed by primitives like it.
-
-    Attributes:
-        output: the position of the output.
-    """
+    """Attributes of a primitive that computes one output of several; the others are computed by primitives like it."""
 
     __slots__ = ()
-    output: int
+    output: int  # the position of the output
 
     @property
     def without_output(self) -> Self:

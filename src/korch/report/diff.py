@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 
 from korch.equivalence.rule import rule_of
 from korch.report.kernel import operations
@@ -22,72 +21,35 @@ Built = tuple[PlanRecord, Report]
 """A plan and the report on how it was found."""
 
 
-@dataclass(frozen=True)
-class Changes:
-    """The differences between two plans.
-
-    Attributes:
-        facts: name, first, second, and the ratio of the second to the first, or "".
-        options: the options that differ: name, first, second.
-        common: the number of kernels in both.
-        alone: the kernels that only the first plan has, and those that only the second has, with their indices.
-        moved: the kernels of both plans with noticeably different costs.
-        operators: the model's operators, each with the time in the first and in the second plan, in
-            nanoseconds; those with the largest change first.
-    """
-
-    facts: tuple[tuple[str, str, str, str], ...]
-    options: tuple[tuple[str, str, str], ...]
-    common: int
-    alone: tuple[tuple[tuple[int, StepRecord], ...], tuple[tuple[int, StepRecord], ...]]
-    moved: tuple[tuple[StepRecord, StepRecord], ...]
-    operators: tuple[tuple[str, float, float], ...]
-
-
-def changes(first: Built, second: Built) -> Changes:
-    """Return the differences between two plans.
-
-    A kernel's cost is divided evenly among the operators that it runs some part of.
-    """
-    (a, _), (b, _) = first, second
-    counts = [Counter(step.candidate for step in plan.steps) for plan in (a, b)]
-    again = {step.candidate: step for step in b.steps}
-    moved = tuple(
-        (step, again[step.candidate])
-        for step in {s.candidate: s for s in a.steps}.values()
-        if step.candidate in again and abs(again[step.candidate].cost_ns - step.cost_ns) > NOTICEABLE * step.cost_ns
-    )
-    return Changes(
-        _facts(first, second),
-        _options(a, b),
-        sum((counts[0] & counts[1]).values()),
-        (_alone(a, counts[1]), _alone(b, counts[0])),
-        moved,
-        _operators(a, b),
-    )
-
-
 def differences(first: Built, second: Built) -> str:
     """Return the differences between two plans as text."""
-    found = changes(first, second)
+    (a, _), (b, _) = first, second
+    counts = [Counter(step.candidate for step in plan.steps) for plan in (a, b)]
     lines = [f"{'':16}{'first':>14}{'second':>14}"]
-    for name, x, y, ratio in found.facts:
+    for name, x, y, ratio in _facts(first, second):
         lines.append(f"{name:16}{x:>14}{y:>14}" + f"  {ratio}" * bool(ratio))
-    if found.options:
+    if changed := _options(a, b):
         lines += ["", "built differently:"]
-        lines += [f"  {name}: {x} -> {y}" for name, x, y in found.options]
-    lines += ["", f"kernels in both: {found.common}"]
-    for title, alone in zip(("first", "second"), found.alone, strict=True):
-        if alone:
+        lines += [f"  {name}: {old} -> {new}" for name, old, new in changed]
+    lines += ["", f"kernels in both: {sum((counts[0] & counts[1]).values())}"]
+    for title, plan, other in (("first", a, counts[1]), ("second", b, counts[0])):
+        if alone := _alone(plan, other):
             total_us = sum(step.cost_ns for _, step in alone) / 1e3
             lines.append(f"only in the {title}: {counted(len(alone), 'kernel')}, {total_us:.1f} us")
             lines += [f"  {_line(number, step)}" for number, step in alone]
-    if found.moved:
+    again = {step.candidate: step for step in b.steps}
+    moved = [
+        (step, again[step.candidate])
+        for step in {s.candidate: s for s in a.steps}.values()
+        if step.candidate in again and abs(again[step.candidate].cost_ns - step.cost_ns) > NOTICEABLE * step.cost_ns
+    ]
+    if moved:
         lines.append("in both, with other costs:")
         lines += [
-            f"  {x.cost_ns / 1e3:.1f} -> {y.cost_ns / 1e3:.1f} us  {x.provider} {operations(x)}" for x, y in found.moved
+            f"  {old.cost_ns / 1e3:.1f} -> {new.cost_ns / 1e3:.1f} us  {old.provider} {operations(old)}"
+            for old, new in moved
         ]
-    if shown := [(name, x, y) for name, x, y in found.operators if abs(y - x) > NOTICEABLE * max(x, y)]:
+    if shown := [(name, x, y) for name, x, y in operator_times(a, b) if abs(y - x) > NOTICEABLE * max(x, y)]:
         lines.append("by the model's operators, each with an equal share of its kernels' costs:")
         lines += [f"  {x / 1e3:.1f} -> {y / 1e3:.1f} us  {name}" for name, x, y in shown[:MOST_OPERATORS]]
     return "\n".join(lines)
@@ -139,7 +101,11 @@ def _alone(plan: PlanRecord, other: Counter[str]) -> tuple[tuple[int, StepRecord
     return tuple(found)
 
 
-def _operators(first: PlanRecord, second: PlanRecord) -> tuple[tuple[str, float, float], ...]:
+def operator_times(first: PlanRecord, second: PlanRecord) -> tuple[tuple[str, float, float], ...]:
+    """Return the model's operators with their nanoseconds in both plans, those with the largest change first.
+
+    A kernel's cost is divided evenly among the operators that it runs some part of.
+    """
     costs: list[dict[str, float]] = []
     for plan in (first, second):
         own: dict[str, float] = defaultdict(float)

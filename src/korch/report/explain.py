@@ -337,20 +337,13 @@ def _plans(report: Report) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RuleRow:
-    """A rule that fired or is used in a plan.
+    """A rule that fired or is used in a plan."""
 
-    Attributes:
-        name: the name of the rule.
-        fired: the number of alternatives that it added.
-        kernels: the number of the plan's kernels that use it; `cost_ns` is their total cost.
-        saves: the additional cost of the best plan without it, as text.
-    """
-
-    name: str
-    fired: int
-    kernels: int
+    name: str  # the name of the rule
+    fired: int  # the number of alternatives that it added
+    kernels: int  # the number of the plan's kernels that use it; `cost_ns` is their total cost
     cost_ns: float
-    saves: str
+    saves: str  # the additional cost of the best plan without it, as text
 
 
 def precision_lines(precision: PrecisionRecord, saved_ms: Mapping[str, float | None]) -> list[str]:

@@ -48,25 +48,8 @@ LONGEST_LABEL = 250
 """The limit of a label in the graph, in characters. Labels are shown in several lines."""
 
 
-def page(
-    plan: PlanRecord,
-    report: Report,
-    sources: Mapping[str, str],
-    run_ns: Sequence[float] | None = None,
-    peers: Sequence[Row] = (),
-    threads: Threads | None = None,
-) -> str:
-    """Return the page.
-
-    Args:
-        plan: the kernels in order.
-        report: how the plan was found.
-        sources: the sources of the kernels, by file name or symbol.
-        run_ns: the time of each kernel within a run, if the plan was run.
-        peers: the rows of a comparison with other engines.
-        threads: the activity of its threads in runs, if it was recorded.
-    """
-    data = page_data(plan, report, sources, run_ns, peers, threads)
+def page(data: Mapping[str, Any]) -> str:
+    """Return the page of a plan; `data`: the result of `page_data`."""
     script = "".join(map(_web, SCRIPTS))
     text = (files("korch.report") / "page.html").read_text("utf-8")
     # "<" is escaped, because "</script" would end the element.
@@ -74,16 +57,11 @@ def page(
     parts = {
         "TITLE": html.escape(data["title"]),
         "SUMMARY": html.escape(data["summary"]),
-        "STYLE": style_of_page(),
+        "STYLE": _web("page.css"),
         "DATA": packed,
         "SCRIPT": script.replace("</script", "<\\/script"),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], text)
-
-
-def style_of_page() -> str:
-    """Return the style sheet of pages."""
-    return _web("page.css")
 
 
 def _web(name: str) -> str:
@@ -105,7 +83,16 @@ def page_data(
     peers: Sequence[Row] = (),
     threads: Threads | None = None,
 ) -> dict[str, Any]:
-    """Return the data of the page's script; the arguments are those of `page`."""
+    """Return the data of a page.
+
+    Args:
+        plan: the kernels in order.
+        report: how the plan was found.
+        sources: the sources of the kernels, by file name or symbol.
+        run_ns: the time of each kernel within a run, if the plan was run.
+        peers: the rows of a comparison with other engines.
+        threads: the activity of its threads in runs, if it was recorded.
+    """
     is_cuda = "arch" in plan.target
     name = plan.model.path.rpartition("/")[2] or "a model"
     without_table = replace(report, output_errors=())
@@ -136,19 +123,22 @@ def page_data(
         "roof": _roof(report),
         "memory": _live_bytes(plan),
         "arena_bytes": plan.arena_bytes,
-        "threads": []
-        if threads is None
-        else [[span.kernel, span.thread, span.begin_ns / 1e3, span.end_ns / 1e3] for span in threads.typical.spans],
-        "spans_us": [] if threads is None else [t / 1e3 for t in threads.typical.kernel_ns],
-        "run_note": ""
-        if threads is None
-        else (
-            f"One run of {len(threads.runs)}: the one whose kernels are nearest to their medians. "
-            "It has a row for each provider of kernels, and one for each thread."
-        ),
+        **_typical_run(threads),
         "slowest": slowest(plan, report),
         "traces": _search_traces(report),
         "outputs": output_rows(report),
+    }
+
+
+def _typical_run(threads: Threads | None) -> dict[str, Any]:
+    if threads is None:
+        return {"threads": [], "spans_us": [], "run_note": ""}
+    run, count = threads.typical, len(threads.runs)
+    return {
+        "threads": [[span.kernel, span.thread, span.begin_ns / 1e3, span.end_ns / 1e3] for span in run.spans],
+        "spans_us": [t / 1e3 for t in run.kernel_ns],
+        "run_note": f"One run of {count}: the one whose kernels are nearest to their medians. "
+        "It has a row for each provider of kernels, and one for each thread.",
     }
 
 
