@@ -18,18 +18,13 @@ from korch.runtime.stateful import Session, StatefulExecutable
 class Sampling:
     """How a token is chosen.
 
-    Attributes:
-        temperature: what logits are divided by; 0 for the token with the greatest logit.
-        top_k: the number of tokens with the greatest logits that may be chosen; 0 for all.
-        seed: the seed of the random choices.
-
     Raises:
         OptionError: a value is out of range.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    seed: int = 0
+    temperature: float = 0.0  # what logits are divided by; 0 for the token with the greatest logit
+    top_k: int = 0  # the number of tokens with the greatest logits that may be chosen; 0 for all
+    seed: int = 0  # the seed of the random choices
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
@@ -49,17 +44,11 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What `generate` returns.
+    """What `generate` returns."""
 
-    Attributes:
-        tokens: the new tokens.
-        prompt_s: the seconds in which the prompt was read.
-        steps_s: the seconds of all steps after it.
-    """
-
-    tokens: tuple[int, ...]
-    prompt_s: float
-    steps_s: float
+    tokens: tuple[int, ...]  # the new tokens
+    prompt_s: float  # the seconds in which the prompt was read
+    steps_s: float  # the seconds of all steps after it
 
 
 def generate(

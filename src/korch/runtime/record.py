@@ -121,19 +121,12 @@ class ModelRecord:
 
 @dataclass(frozen=True, slots=True)
 class HostNodeRecord:
-    """A node that the host runs.
+    """A node that the host runs."""
 
-    Attributes:
-        node: its name.
-        reason: why Korch does not run it.
-        engine: the engine that runs it.
-        checked: how the engine's result was checked, or why it was not.
-    """
-
-    node: str
-    reason: str
-    engine: str
-    checked: str = "not checked"
+    node: str  # its name
+    reason: str  # why Korch does not run it
+    engine: str  # the engine that runs it
+    checked: str = "not checked"  # how the engine's result was checked, or why it was not
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,31 +134,20 @@ class WaitRecord:
     """The time that threads wait before one kernel for another one.
 
     If `step` and `waited` are the same, the threads wait at the end of the kernel for its last thread.
-
-    Attributes:
-        step: the index in the plan of the kernel that waits.
-        waited: the index in the plan of the kernel that it waits for.
-        share: the share of waiting in the time of all threads.
     """
 
-    step: int
-    waited: int
-    share: float
+    step: int  # the index in the plan of the kernel that waits
+    waited: int  # the index in the plan of the kernel that it waits for
+    share: float  # the share of waiting in the time of all threads
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingRecord:
-    """How long threads wait in a simulated run.
+    """How long threads wait in a simulated run."""
 
-    Attributes:
-        share: the share of waiting in the time of all threads.
-        runs_tasks: whether some kernels run as tasks.
-        waits: the longest waits.
-    """
-
-    share: float
-    runs_tasks: bool
-    waits: tuple[WaitRecord, ...]
+    share: float  # the share of waiting in the time of all threads
+    runs_tasks: bool  # whether some kernels run as tasks
+    waits: tuple[WaitRecord, ...]  # the longest waits
 
 
 @dataclass(frozen=True, slots=True)

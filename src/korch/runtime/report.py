@@ -78,23 +78,14 @@ class OutputError:
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """Another candidate for exactly the primitives of one kernel of the plan.
+    """Another candidate for exactly the primitives of one kernel of the plan."""
 
-    Attributes:
-        provider: the provider that makes it.
-        variant: the provider's name for this implementation.
-        layouts: the layouts of its inputs and outputs.
-        cost_ns: its measured time, or its bound.
-        is_measured: whether the cost is measured.
-        failure: why it does not run; "" if it does.
-    """
-
-    provider: str
-    variant: str
-    layouts: str
-    cost_ns: int
-    is_measured: bool
-    failure: str = ""
+    provider: str  # the provider that makes it
+    variant: str  # the provider's name for this implementation
+    layouts: str  # the layouts of its inputs and outputs
+    cost_ns: int  # its measured time, or its bound
+    is_measured: bool  # whether the cost is measured
+    failure: str = ""  # why it does not run; "" if it does
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,76 +98,45 @@ class GroupedKernel:
 
 @dataclass(frozen=True, slots=True)
 class GroupingRecord:
-    """Kernels that could run instead of some kernels of the plan.
+    """Kernels that could run instead of some kernels of the plan."""
 
-    Attributes:
-        kernels: the kernels that would run.
-        instead: the indices in the plan of the kernels that they would replace.
-        cost_ns: the cost of `kernels`.
-        instead_ns: the cost of the replaced kernels.
-    """
-
-    kernels: tuple[GroupedKernel, ...]
-    instead: tuple[int, ...]
-    cost_ns: int
-    instead_ns: int
+    kernels: tuple[GroupedKernel, ...]  # the kernels that would run
+    instead: tuple[int, ...]  # the indices in the plan of the kernels that they would replace
+    cost_ns: int  # the cost of `kernels`
+    instead_ns: int  # the cost of the replaced kernels
 
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """The runs that other processes disturbed while times were measured.
+    """The runs that other processes disturbed while times were measured."""
 
-    Attributes:
-        kernel_runs: the number of disturbed runs of kernels, which were dropped.
-        plan_runs: the number of disturbed runs of complete plans, which were dropped.
-        kernels: the number of the plan's kernels whose times are estimates, because too few runs remained.
-        is_plan_disturbed: whether the time of the complete plan is such an estimate.
-    """
-
-    kernel_runs: int = 0
-    plan_runs: int = 0
-    kernels: int = 0
-    is_plan_disturbed: bool = False
+    kernel_runs: int = 0  # the number of disturbed runs of kernels, which were dropped
+    plan_runs: int = 0  # the number of disturbed runs of complete plans, which were dropped
+    kernels: int = 0  # the number of the plan's kernels whose times are estimates, because too few runs remained
+    is_plan_disturbed: bool = False  # whether the time of the complete plan is such an estimate
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A kernel that explains a part of a wrong prediction.
+    """A kernel that explains a part of a wrong prediction."""
 
-    Attributes:
-        number: its index in the plan.
-        provider: the provider that made it.
-        alone_ns: its time when it was measured alone.
-        again_ns: its time when it was measured again; equal to `alone_ns` if it was not.
-        in_run_ns: its time within complete runs.
-    """
-
-    number: int
-    provider: str
-    alone_ns: float
-    again_ns: float
-    in_run_ns: float
+    number: int  # its index in the plan
+    provider: str  # the provider that made it
+    alone_ns: float  # its time when it was measured alone
+    again_ns: float  # its time when it was measured again; equal to `alone_ns` if it was not
+    in_run_ns: float  # its time within complete runs
 
 
 @dataclass(frozen=True, slots=True)
 class Discrepancy:
-    """A predicted time of a plan that differs much from the measured one.
+    """A predicted time of a plan that differs much from the measured one."""
 
-    Attributes:
-        predicted_ns: the sum over the plan's kernels that were measured.
-        measured_ns: the median of complete runs; if some kernels were not measured, the share of the measured ones.
-        again_ns: the sum over these kernels after some were measured again.
-        is_disturbed: whether no complete run was undisturbed.
-        suspects: the kernels that explain most of the difference.
-        unknown: the number of the plan's kernels that were not measured.
-    """
-
-    predicted_ns: float
-    measured_ns: float
-    again_ns: float
-    is_disturbed: bool
-    suspects: tuple[Suspect, ...]
-    unknown: int = 0
+    predicted_ns: float  # the sum over the plan's kernels that were measured
+    measured_ns: float  # the median of complete runs; if some kernels were not measured, the share of the measured ones
+    again_ns: float  # the sum over these kernels after some were measured again
+    is_disturbed: bool  # whether no complete run was undisturbed
+    suspects: tuple[Suspect, ...]  # the kernels that explain most of the difference
+    unknown: int = 0  # the number of the plan's kernels that were not measured
 
     @property
     def remains(self) -> bool:
@@ -225,54 +185,33 @@ class FormRecord:
 
 @dataclass(frozen=True, slots=True)
 class PrecisionRecord:
-    """How a plan uses its error budget.
+    """How a plan uses its error budget."""
 
-    Attributes:
-        budget: the largest allowed error, relative to the largest element of each output.
-        error: the largest error of the plan in its check, and on inputs that were not used for calibration.
-        source: where the inputs for calibration came from.
-        offered: the number of less precise products that the search could choose from.
-        forms: the less precise products of the plan.
-        searches: how often the search ran, each time with another allowed sum of errors.
-    """
-
-    budget: float
-    error: float
-    source: str
-    offered: int
-    forms: tuple[FormRecord, ...] = ()
-    searches: int = 1
+    budget: float  # the largest allowed error, relative to the largest element of each output
+    error: float  # the largest error of the plan in its check, and on inputs that were not used for calibration
+    source: str  # where the inputs for calibration came from
+    offered: int  # the number of less precise products that the search could choose from
+    forms: tuple[FormRecord, ...] = ()  # the less precise products of the plan
+    searches: int = 1  # how often the search ran, each time with another allowed sum of errors
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleTimes:
-    """Times of a plan in which all threads join after each kernel, and in which threads wait for tasks only.
+    """Times of a plan in which all threads join after each kernel, and in which threads wait for tasks only."""
 
-    Attributes:
-        joins_ms: the median time with a join after each kernel.
-        tasks_ms: the median time with tasks.
-        runs_tasks: which of the two is kept.
-    """
-
-    joins_ms: float
-    tasks_ms: float
-    runs_tasks: bool
+    joins_ms: float  # the median time with a join after each kernel
+    tasks_ms: float  # the median time with tasks
+    runs_tasks: bool  # which of the two is kept
 
 
 @dataclass(frozen=True, slots=True)
 class RunTimes:
-    """Times of runs of a plan.
+    """Times of runs of a plan."""
 
-    Attributes:
-        median_ms: the median.
-        p10_ms: the 10th percentile.
-        p90_ms: the 90th percentile.
-        is_disturbed: whether too few runs were undisturbed by other processes, so that the times are estimates.
-    """
-
-    median_ms: float
-    p10_ms: float
-    p90_ms: float
+    median_ms: float  # the median
+    p10_ms: float  # the 10th percentile
+    p90_ms: float  # the 90th percentile
+    # whether too few runs were undisturbed by other processes, so that the times are estimates
     is_disturbed: bool = False
 
 
@@ -418,38 +357,23 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class KernelCost:
-    """The time of a kernel of a plan as a function of the sizes of a range.
+    """The time of a kernel of a plan as a function of the sizes of a range."""
 
-    Attributes:
-        kernel: its number in the plan.
-        provider: the provider that made it.
-        cost: the cost function.
-    """
-
-    kernel: int
-    provider: str
-    cost: Cost
+    kernel: int  # its number in the plan
+    provider: str  # the provider that made it
+    cost: Cost  # the cost function
 
 
 @dataclass(frozen=True, slots=True)
 class SizeRecord:
-    """What is known of the plan that runs at one size of a range.
+    """What is known of the plan that runs at one size of a range."""
 
-    Attributes:
-        sizes: the size of each dimension.
-        plan: the key of the plan's report.
-        sum_ms: the sum of the times of its kernels there.
-        best_ms: the least such sum of any plan of the kernels that were measured there.
-        lower_bound_ms: a lower bound of the sum of any plan that was considered there.
-        gap: (sum_ms - lower_bound_ms) / sum_ms.
-    """
-
-    sizes: str
-    plan: str
-    sum_ms: float
-    best_ms: float
-    lower_bound_ms: float
-    gap: float
+    sizes: str  # the size of each dimension
+    plan: str  # the key of the plan's report
+    sum_ms: float  # the sum of the times of its kernels there
+    best_ms: float  # the least such sum of any plan of the kernels that were measured there
+    lower_bound_ms: float  # a lower bound of the sum of any plan that was considered there
+    gap: float  # (sum_ms - lower_bound_ms) / sum_ms
 
 
 @dataclass(frozen=True, slots=True)

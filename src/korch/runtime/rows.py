@@ -58,29 +58,18 @@ class RowCounter:
 
 @dataclass(frozen=True, slots=True)
 class StatefulModel:
-    """The inputs, outputs and states of a model.
+    """The inputs, outputs and states of a model."""
 
-    Attributes:
-        inputs: the inputs, with those of the states.
-        outputs: the outputs, with those of the states.
-        states: the pairs of an input and an output.
-        capacity: the most rows of a state.
-        rows: the most new rows of a run.
-        is_causal: whether no row depends on later ones, so that rows can be run in parts.
-        counters: the inputs that count rows; those that have no other use are not among `inputs`.
-        kept: the type in which sessions keep states that are float32 for callers.
-        kept_error: the largest difference that this type made to an output, relative to its largest element.
-    """
-
-    inputs: tuple[StateTensor, ...]
-    outputs: tuple[StateTensor, ...]
-    states: tuple[State, ...]
-    capacity: int
-    rows: int
-    is_causal: bool = True
+    inputs: tuple[StateTensor, ...]  # the inputs, with those of the states
+    outputs: tuple[StateTensor, ...]  # the outputs, with those of the states
+    states: tuple[State, ...]  # the pairs of an input and an output
+    capacity: int  # the most rows of a state
+    rows: int  # the most new rows of a run
+    is_causal: bool = True  # whether no row depends on later ones, so that rows can be run in parts
+    # the inputs that count rows; those that have no other use are not among `inputs`
     counters: tuple[RowCounter, ...] = ()
-    kept: str = "f32"
-    kept_error: float = 0.0
+    kept: str = "f32"  # the type in which sessions keep states that are float32 for callers
+    kept_error: float = 0.0  # the largest difference that this type made to an output, relative to its largest element
 
     def memory_type(self, tensor: StateTensor) -> npt.DTypeLike:
         """Return the type in which sessions keep a state."""

@@ -54,19 +54,12 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Shared:
-    """The parts that several plans share.
+    """The parts that several plans share."""
 
-    Attributes:
-        objects: for each instruction set, the archive of objects, which has the plans in their order.
-        sources: the sources of the objects, by file name.
-        weights: the packed constants of all plans without duplicates.
-        places: for each plan, the indices of its constants in `weights`, in the plan's order.
-    """
-
-    objects: Mapping[str, bytes]
-    sources: Mapping[str, str]
-    weights: Weights
-    places: Sequence[Sequence[int]]
+    objects: Mapping[str, bytes]  # for each instruction set, the archive of objects, which has the plans in their order
+    sources: Mapping[str, str]  # the sources of the objects, by file name
+    weights: Weights  # the packed constants of all plans without duplicates
+    places: Sequence[Sequence[int]]  # for each plan, the indices of its constants in `weights`, in the plan's order
 
 
 class ShapedExecutable(Runnable):

@@ -43,15 +43,10 @@ _STEP = {0: "first rows", 1: "steps of 1 row"}
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The plans of one number of new rows.
+    """The plans of one number of new rows."""
 
-    Attributes:
-        rows: this number; 0 for plans of any number of first rows.
-        ranges: how the plans serve numbers of rows: of all rows after the step, or of the first rows.
-    """
-
-    rows: int
-    ranges: Ranges
+    rows: int  # this number; 0 for plans of any number of first rows
+    ranges: Ranges  # how the plans serve numbers of rows: of all rows after the step, or of the first rows
 
 
 class StatefulExecutable(ShapedExecutable):
