@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from korch.fission.context import Context
-from korch.fission.rule import FissionRule, NotSplit, Result, rule
+from korch.fission.rule import FissionRule, NotSplit, Result
 from korch.primitive.types import ValueId
 from korch.primitive.verbs import lit
 
@@ -133,19 +133,19 @@ def _shrink(c: Context) -> Result:
 
 
 RULES: tuple[FissionRule, ...] = (
-    rule("Relu", _relu),
-    rule("LeakyRelu", _leaky_relu),
-    rule("PRelu", _prelu),
-    rule("Elu", _elu),
-    rule("Selu", _selu),
-    rule("Celu", _celu, 12),
-    rule("HardSigmoid", _hard_sigmoid),
-    rule("HardSwish", _hard_swish, 14),
-    rule("Softplus", _softplus),
-    rule("Softsign", _softsign),
-    rule("Mish", _mish, 18),
-    rule("Gelu", _gelu, 20),
-    rule("Swish", _swish, 24),
-    rule("ThresholdedRelu", _thresholded_relu, 10),
-    rule("Shrink", _shrink, 9),
+    FissionRule("Relu", _relu),
+    FissionRule("LeakyRelu", _leaky_relu),
+    FissionRule("PRelu", _prelu),
+    FissionRule("Elu", _elu),
+    FissionRule("Selu", _selu),
+    FissionRule("Celu", _celu, 12),
+    FissionRule("HardSigmoid", _hard_sigmoid),
+    FissionRule("HardSwish", _hard_swish, 14),
+    FissionRule("Softplus", _softplus),
+    FissionRule("Softsign", _softsign),
+    FissionRule("Mish", _mish, 18),
+    FissionRule("Gelu", _gelu, 20),
+    FissionRule("Swish", _swish, 24),
+    FissionRule("ThresholdedRelu", _thresholded_relu, 10),
+    FissionRule("Shrink", _shrink, 9),
 )

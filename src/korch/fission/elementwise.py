@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from korch.fission.context import Context
-from korch.fission.rule import Build, FissionRule, NotSplit, Result, rule
+from korch.fission.rule import Build, FissionRule, NotSplit, Result
 from korch.primitive.op import NONE, TypeMismatchError
 from korch.primitive.ops import OPS
 from korch.primitive.types import DType, ValueType
@@ -189,9 +189,9 @@ _OTHERS: tuple[tuple[str, Build], ...] = (
 )
 
 RULES: tuple[FissionRule, ...] = (
-    *(rule(name, _direct(op)) for name, op in _SAME.items()),
-    rule("Greater", _compare("less")),
-    rule("GreaterOrEqual", _compare("less_equal")),
-    *(rule(name, _variadic(op)) for name, op in (("Sum", "add"), ("Max", "max"), ("Min", "min"))),
-    *(rule(name, build) for name, build in _OTHERS),
+    *(FissionRule(name, _direct(op)) for name, op in _SAME.items()),
+    FissionRule("Greater", _compare("less")),
+    FissionRule("GreaterOrEqual", _compare("less_equal")),
+    *(FissionRule(name, _variadic(op)) for name, op in (("Sum", "add"), ("Max", "max"), ("Min", "min"))),
+    *(FissionRule(name, build) for name, build in _OTHERS),
 )

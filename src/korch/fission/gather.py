@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import FissionRule, NotSplit, Result, rule
+from korch.fission.rule import FissionRule, NotSplit, Result
 from korch.primitive.op import Array
 from korch.primitive.ops.layout import MOST_INDICES
 from korch.primitive.types import DType, ValueId
@@ -195,11 +195,11 @@ def _scatter_nd(c: Context) -> Result:
 
 
 RULES: tuple[FissionRule, ...] = (
-    rule("Gather", _gather),
-    rule("GatherElements", _gather_elements, 11),
-    rule("GatherND", _gather_nd, 11),
-    rule("OneHot", _one_hot, 9),
-    rule("ScatterElements", _scatter_elements, 11),
-    rule("Scatter", _scatter_elements, 9),
-    rule("ScatterND", _scatter_nd, 11),
+    FissionRule("Gather", _gather),
+    FissionRule("GatherElements", _gather_elements, 11),
+    FissionRule("GatherND", _gather_nd, 11),
+    FissionRule("OneHot", _one_hot, 9),
+    FissionRule("ScatterElements", _scatter_elements, 11),
+    FissionRule("Scatter", _scatter_elements, 9),
+    FissionRule("ScatterND", _scatter_nd, 11),
 )

@@ -4,34 +4,24 @@ from __future__ import annotations
 
 from korch.fission.context import Context
 from korch.fission.linear import conv_attributes, matrices
-from korch.fission.rule import FissionRule, NotSplit, Result, rule
+from korch.fission.rule import FissionRule, NotSplit, Result
 from korch.primitive.ops.linear import BYTES
 from korch.primitive.quantized import integer_conv, integer_matmul, quantize
 from korch.primitive.types import DType, ValueId
 
 
-def _zero_of_rows(c: Context, position: int, a: ValueId) -> ValueId | NotSplit | None:
-    """Return a left operand's zero points, one in total or one per row, in the shape [..., m, 1]."""
+def _zeros(c: Context, position: int, operand: ValueId, axis: int) -> ValueId | NotSplit | None:
+    """Return an operand's zero points: one in total, or one per row (`axis` is -2) or column (-1) of its matrices."""
     zero = c.optional(position)
     if zero is None or c.builder.type(zero).size == 1:
-        return None if zero is None else c.reshape(zero, (1,) * c.rank(a))
-    shape = c.shape(zero)
-    wanted = (*c.shape(a)[:-1], 1)
-    if len(shape) == 1 and shape[0] == wanted[-2]:
-        return c.reshape(zero, ((1,) * (len(wanted) - 2) + (shape[0], 1)))
-    return zero if shape == wanted else NotSplit("the zero points fit no row")
-
-
-def _zero_of_columns(c: Context, position: int, b: ValueId) -> ValueId | NotSplit | None:
-    """Return a right operand's zero points, one in total or one per column, in the shape [..., 1, n]."""
-    zero = c.optional(position)
-    if zero is None or c.builder.type(zero).size == 1:
-        return None if zero is None else c.reshape(zero, (1,) * c.rank(b))
-    shape = c.shape(zero)
-    wanted = (*c.shape(b)[:-2], 1, c.shape(b)[-1])
-    if len(shape) == 1 and shape[0] == wanted[-1]:
-        return c.reshape(zero, (1,) * (len(wanted) - 1) + shape)
-    return zero if shape == wanted else NotSplit("the zero points fit no column")
+        return None if zero is None else c.reshape(zero, (1,) * c.rank(operand))
+    shape, wanted = c.shape(zero), list(c.shape(operand))
+    wanted[-3 - axis] = 1
+    if shape == (wanted[axis],):
+        each = [1] * len(wanted)
+        each[axis] = wanted[axis]
+        return c.reshape(zero, each)
+    return zero if shape == tuple(wanted) else NotSplit(f"the zero points fit no {'row' if axis == -2 else 'column'}")
 
 
 def _sums(c: Context, at: tuple[int, int], zeros: tuple[int, int]) -> ValueId | NotSplit:
@@ -41,7 +31,7 @@ def _sums(c: Context, at: tuple[int, int], zeros: tuple[int, int]) -> ValueId | 
         return NotSplit(f"elements of type {c.dtype(a).value} and {c.dtype(b).value}")
     if not c.shape(a)[-1]:
         return c.full(0, c.builder.type(c.add("matmul", a, b)))
-    za, zb = _zero_of_rows(c, zeros[0], a), _zero_of_columns(c, zeros[1], b)
+    za, zb = _zeros(c, zeros[0], a, -2), _zeros(c, zeros[1], b, -1)
     if isinstance(za, NotSplit):
         return za
     return zb if isinstance(zb, NotSplit) else integer_matmul(c, a, b, za, zb)
@@ -110,8 +100,8 @@ def _qlinear_conv(c: Context) -> Result:
 
 
 RULES: tuple[FissionRule, ...] = (
-    rule("MatMulInteger", _matmul_integer, 10),
-    rule("ConvInteger", _conv_integer, 10),
-    rule("QLinearMatMul", _qlinear_matmul, 10),
-    rule("QLinearConv", _qlinear_conv, 10),
+    FissionRule("MatMulInteger", _matmul_integer, 10),
+    FissionRule("ConvInteger", _conv_integer, 10),
+    FissionRule("QLinearMatMul", _qlinear_matmul, 10),
+    FissionRule("QLinearConv", _qlinear_conv, 10),
 )

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import Build, FissionRule, NotSplit, Result, rule
+from korch.fission.rule import Build, FissionRule, NotSplit, Result
 from korch.primitive.ops.layout import MOST_INDICES
 from korch.primitive.types import DType
 from korch.primitive.verbs import Shape
@@ -214,6 +214,6 @@ _OTHERS: tuple[tuple[str, Build, int], ...] = (
 )
 
 RULES: tuple[FissionRule, ...] = (
-    *(rule(name, _same_elements) for name in _RESHAPES),
-    *(rule(name, build, first) for name, build, first in _OTHERS),
+    *(FissionRule(name, _same_elements) for name in _RESHAPES),
+    *(FissionRule(name, build, first) for name, build, first in _OTHERS),
 )

@@ -6,7 +6,7 @@ import math
 
 from korch.fission.context import Context
 from korch.fission.gathered import gathered_product
-from korch.fission.rule import FissionRule, NotSplit, Result, rule
+from korch.fission.rule import FissionRule, NotSplit, Result
 from korch.fission.window import window_of
 from korch.primitive.ops.linear import ConvAttributes, MatmulAttributes
 from korch.primitive.types import ValueId
@@ -142,8 +142,8 @@ def _sum_out(c: Context, value: ValueId, term: str, out: str) -> ValueId:
 
 
 RULES: tuple[FissionRule, ...] = (
-    rule("Conv", _conv),
-    rule("MatMul", _matmul, 9),
-    rule("Gemm", _gemm),
-    rule("Einsum", _einsum, 12),
+    FissionRule("Conv", _conv),
+    FissionRule("MatMul", _matmul, 9),
+    FissionRule("Gemm", _gemm),
+    FissionRule("Einsum", _einsum, 12),
 )

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from korch.fission.context import Context
-from korch.fission.rule import FissionRule, NotSplit, Result, rule
+from korch.fission.rule import FissionRule, NotSplit, Result
 from korch.frontend.operator import Iteration, Stream
 from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
 from korch.primitive.ops.loop import LoopAttributes
@@ -155,4 +155,4 @@ def _repeated(c: Context, loop: Iteration, body: PrimitiveGraph, values: Sequenc
     return [*states, *(c.concat(stack, 0) for stack in stacks)]
 
 
-RULES: tuple[FissionRule, ...] = (rule("Loop", _loop), rule("Scan", _loop, 9))
+RULES: tuple[FissionRule, ...] = (FissionRule("Loop", _loop), FissionRule("Scan", _loop, 9))

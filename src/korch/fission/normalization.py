@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import FissionRule, NotSplit, Result, rule
+from korch.fission.rule import FissionRule, NotSplit, Result
 from korch.primitive.ops.reduce import PoolAttributes
 from korch.primitive.types import DType, ValueId
 from korch.primitive.verbs import Shape, lit
@@ -164,14 +164,14 @@ def _lrn(c: Context) -> Result:
 
 
 RULES: tuple[FissionRule, ...] = (
-    rule("Softmax", _softmax),
-    rule("LogSoftmax", _log_softmax),
-    rule("LayerNormalization", _layer_norm, 17),
-    rule("RMSNormalization", _rms_norm, 23),
-    rule("InstanceNormalization", _instance_norm),
-    rule("GroupNormalization", _group_norm, 18),
-    rule("BatchNormalization", _batch_norm),
-    rule("LpNormalization", _lp_norm),
-    rule("MeanVarianceNormalization", _mean_variance_norm, 9),
-    rule("LRN", _lrn),
+    FissionRule("Softmax", _softmax),
+    FissionRule("LogSoftmax", _log_softmax),
+    FissionRule("LayerNormalization", _layer_norm, 17),
+    FissionRule("RMSNormalization", _rms_norm, 23),
+    FissionRule("InstanceNormalization", _instance_norm),
+    FissionRule("GroupNormalization", _group_norm, 18),
+    FissionRule("BatchNormalization", _batch_norm),
+    FissionRule("LpNormalization", _lp_norm),
+    FissionRule("MeanVarianceNormalization", _mean_variance_norm, 9),
+    FissionRule("LRN", _lrn),
 )

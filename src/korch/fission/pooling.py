@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from korch.fission.context import Context
-from korch.fission.rule import Build, FissionRule, NotSplit, Result, rule
+from korch.fission.rule import Build, FissionRule, NotSplit, Result
 from korch.fission.window import Window, reach, window_of
 from korch.primitive.op import Array
 from korch.primitive.ops.reduce import PoolAttributes
@@ -109,10 +109,10 @@ def _global(name: str) -> Build:
 
 
 RULES: tuple[FissionRule, ...] = (
-    rule("MaxPool", _max_pool),
-    rule("AveragePool", _average_pool),
-    rule("LpPool", _lp_pool),
-    rule("GlobalAveragePool", _global("mean")),
-    rule("GlobalMaxPool", _global("max")),
-    rule("GlobalLpPool", _global_lp_pool),
+    FissionRule("MaxPool", _max_pool),
+    FissionRule("AveragePool", _average_pool),
+    FissionRule("LpPool", _lp_pool),
+    FissionRule("GlobalAveragePool", _global("mean")),
+    FissionRule("GlobalMaxPool", _global("max")),
+    FissionRule("GlobalLpPool", _global_lp_pool),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import FissionRule, NotSplit, Result, rule
+from korch.fission.rule import FissionRule, NotSplit, Result
 from korch.primitive.constant_memo import once_per_array
 from korch.primitive.op import Array
 from korch.primitive.quantized import NARROW_BITS, dequantize, is_zero, pack, quantize, unpack
@@ -148,7 +148,7 @@ def _quantize_dynamically(c: Context) -> Result:
 
 
 RULES: tuple[FissionRule, ...] = (
-    rule("DequantizeLinear", _dequantize, 10),
-    rule("QuantizeLinear", _quantize, 10),
-    rule("DynamicQuantizeLinear", _quantize_dynamically, 11),
+    FissionRule("DequantizeLinear", _dequantize, 10),
+    FissionRule("QuantizeLinear", _quantize, 10),
+    FissionRule("DynamicQuantizeLinear", _quantize_dynamically, 11),
 )

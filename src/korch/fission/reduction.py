@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import Build, FissionRule, NotSplit, Result, rule
+from korch.fission.rule import Build, FissionRule, NotSplit, Result
 from korch.primitive.types import DType, ValueId, ValueType
 from korch.primitive.verbs import Shape
 
@@ -103,16 +103,16 @@ def _place_of(name: str) -> Build:
 
 
 RULES: tuple[FissionRule, ...] = (
-    rule("ArgMax", _place_of("max")),
-    rule("ArgMin", _place_of("min")),
-    rule("ReduceSum", _reduction(None, _plain("sum"))),
-    rule("ReduceProd", _reduction(None, _plain("prod"))),
-    rule("ReduceMax", _reduction(None, _plain("max"))),
-    rule("ReduceMin", _reduction(None, _plain("min"))),
-    rule("ReduceMean", _reduction(None, lambda c, x, axes: c.mean(x, axes), floats_only=True)),
-    rule("ReduceL1", _reduction(_abs, _plain("sum"))),
-    rule("ReduceL2", _reduction(_square, _plain("sum"), _sqrt, floats_only=True)),
-    rule("ReduceSumSquare", _reduction(_square, _plain("sum"))),
-    rule("ReduceLogSum", _reduction(None, _plain("sum"), _log, floats_only=True)),
-    rule("ReduceLogSumExp", _reduction(None, _log_sum_exp, floats_only=True)),
+    FissionRule("ArgMax", _place_of("max")),
+    FissionRule("ArgMin", _place_of("min")),
+    FissionRule("ReduceSum", _reduction(None, _plain("sum"))),
+    FissionRule("ReduceProd", _reduction(None, _plain("prod"))),
+    FissionRule("ReduceMax", _reduction(None, _plain("max"))),
+    FissionRule("ReduceMin", _reduction(None, _plain("min"))),
+    FissionRule("ReduceMean", _reduction(None, lambda c, x, axes: c.mean(x, axes), floats_only=True)),
+    FissionRule("ReduceL1", _reduction(_abs, _plain("sum"))),
+    FissionRule("ReduceL2", _reduction(_square, _plain("sum"), _sqrt, floats_only=True)),
+    FissionRule("ReduceSumSquare", _reduction(_square, _plain("sum"))),
+    FissionRule("ReduceLogSum", _reduction(None, _plain("sum"), _log, floats_only=True)),
+    FissionRule("ReduceLogSumExp", _reduction(None, _log_sum_exp, floats_only=True)),
 )

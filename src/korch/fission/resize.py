@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import FissionRule, NotSplit, Result, rule
+from korch.fission.rule import FissionRule, NotSplit, Result
 from korch.primitive.op import Array
 from korch.primitive.ops.layout import MOST_INDICES
 from korch.primitive.types import ValueId
@@ -157,4 +157,4 @@ def _resize(c: Context) -> Result:
     return x
 
 
-RULES: tuple[FissionRule, ...] = (rule("Resize", _resize, 10), rule("Upsample", _resize, 7, 9))
+RULES: tuple[FissionRule, ...] = (FissionRule("Resize", _resize, 10), FissionRule("Upsample", _resize, 7, 9))

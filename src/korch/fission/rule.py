@@ -28,24 +28,17 @@ class FissionRule:
 
     Attributes:
         operator: the operator's name in the ONNX domain.
-        first: the first opset for which the rule holds.
-        last: the last opset, or None if the rule holds for the newest.
         build: emits primitives into a context and returns the operator's outputs, or a refusal.
             It may leave out trailing outputs only if nothing reads them.
-        source: the definition that the rule follows.
+        first: the first opset for which the rule holds.
+        last: the last opset, or None if the rule holds for the newest.
     """
 
     operator: str
-    first: int
-    last: int | None
     build: Build
-    source: str
+    first: int = 7
+    last: int | None = None
 
     def holds_for(self, opset: int) -> bool:
         """Return whether the rule is for this opset."""
         return self.first <= opset and (self.last is None or opset <= self.last)
-
-
-def rule(operator: str, build: Build, first: int = 7, last: int | None = None) -> FissionRule:
-    """Return a rule whose source is the ONNX operator of the same name."""
-    return FissionRule(operator, first, last, build, f"ONNX {operator}, opset {first}..{last or ''}")

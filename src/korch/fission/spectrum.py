@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import FissionRule, NotSplit, Result, rule
+from korch.fission.rule import FissionRule, NotSplit, Result
 from korch.primitive.op import Array
 from korch.primitive.types import DType, ValueId
 
@@ -199,4 +199,4 @@ def _frames(c: Context, x: ValueId, step: int, length: int, count: int) -> Value
     return c.concat(rows, 2)
 
 
-RULES: tuple[FissionRule, ...] = (rule("DFT", _dft, 17), rule("STFT", _stft, 17))
+RULES: tuple[FissionRule, ...] = (FissionRule("DFT", _dft, 17), FissionRule("STFT", _stft, 17))

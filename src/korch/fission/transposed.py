@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from korch.fission.context import Context
 from korch.fission.linear import add_bias, kernel_of
-from korch.fission.rule import FissionRule, NotSplit, Result, rule
+from korch.fission.rule import FissionRule, NotSplit, Result
 from korch.fission.window import FARTHEST
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import window_extent
@@ -146,4 +146,4 @@ def _begin(c: Context, kernel: Shape, strides: Shape, dilations: Shape) -> Shape
     return tuple(found)
 
 
-RULES: tuple[FissionRule, ...] = (rule("ConvTranspose", _conv_transpose),)
+RULES: tuple[FissionRule, ...] = (FissionRule("ConvTranspose", _conv_transpose),)
