@@ -87,11 +87,7 @@ def _read_array(name: str, path: Path) -> Array:
 
 
 def _check_header(stream: IO[bytes]) -> None:
-    """Check that an .npy file is as large as its header says, before memory is allocated.
-
-    Raises:
-        ValueError: the file is smaller, or has no valid header.
-    """
+    """Refuse an .npy file that is smaller than its header says, before memory is allocated."""
     read = np.lib.format.read_array_header_1_0
     if np.lib.format.read_magic(stream) != (1, 0):
         read = np.lib.format.read_array_header_2_0

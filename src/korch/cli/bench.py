@@ -125,11 +125,7 @@ def _subject(
 
 
 def _refuse_options(artifact: Path, options: Options) -> None:
-    """Refuse options that have no effect on an artifact because they only say how to build one.
-
-    Raises:
-        OptionError: such an option is given.
-    """
+    """Refuse options that have no effect on an artifact because they only say how to build one."""
     standard = Options()
     for field in fields(Options):
         if field.name not in NOT_OF_BUILDS and getattr(options, field.name) != getattr(standard, field.name):

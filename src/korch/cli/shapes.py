@@ -58,11 +58,7 @@ def parse_bindings(texts: Sequence[str]) -> list[dict[str, tuple[Bound, ...]]]:
 
 
 def _bound(text: str, where: str) -> Bound:
-    """Return a size, or a range of sizes.
-
-    Raises:
-        OptionError: the range is empty.
-    """
+    """Return a size, or a range of sizes that is not empty."""
     low, _, rest = text.partition("..")
     high, _, step = rest.partition(":")
     sizes = range(int(low), int(high or low) + 1, int(step or 1))

@@ -115,11 +115,7 @@ def several_with_host() -> UnsupportedError:
 
 
 def _leave(host: dict[str, str], refused: Mapping[str, str], name: str) -> None:
-    """Add nodes that no provider runs to those of the host.
-
-    Raises:
-        UnsupportedError: they are the host's already.
-    """
+    """Add nodes that no provider runs to those of the host, which does not have all of them yet."""
     if not refused.keys() - host.keys():
         raise UnsupportedError(
             "neither Korch nor the host runs these nodes: " + "; ".join(f"{n}: {r}" for n, r in refused.items()),

@@ -32,15 +32,7 @@ from korch.runtime.build import model_record
 from korch.runtime.executable import Executable
 from korch.runtime.padding import OutputCut, padded_inputs
 from korch.runtime.record import ModelRecord
-from korch.runtime.report import (
-    Disturbance,
-    GroupingRecord,
-    OperatorRecord,
-    PrecisionRecord,
-    Report,
-    RunTimes,
-    ScheduleTimes,
-)
+from korch.runtime.report import Disturbance, GroupingRecord, OperatorRecord, PrecisionRecord, Report, ScheduleTimes
 from korch.search.ledger import Ledger
 from korch.search.result import PlanName
 from korch.segments.block_task import BlockTask
@@ -95,7 +87,9 @@ def build_plans(run: Run, results: StageResults) -> Built:
     executable = validation.winner
     if not isinstance(executable, Executable | CudaExecutable):
         raise AssertionError("an executable of another target")
-    fresh = _fresh_times(run, validation, end) if options.measure and not ledger.is_replayed else None
+    fresh = None  # there is none of plans of GPUs
+    if options.measure and not ledger.is_replayed and isinstance(executable, Executable):
+        fresh = time_fresh(executable, validation.timed, validation.won.median_ns, end.left_s)
     report = replace(report, discrepancy=discrepancy, schedule=times, fresh=fresh)
     executable.report = _complete(report, run, results["fission"], meter, validation, groupings)
     sized = []
@@ -126,14 +120,6 @@ def _limits(run: Run, model: OperatorGraph) -> dict[str, tuple[int, int]]:
     """Return the limits of indices; of a plan for a range, those into constants that are the same for all sizes."""
     unsure = {name for name in model.types if name not in model.constants} | model.sized if run.masked else ()
     return index_limits(model, unsure, is_module=isinstance(run.model, HeldModel))
-
-
-def _fresh_times(run: Run, validation: Validation, end: Deadline) -> RunTimes | None:
-    """Return the times of the chosen plan in a process of its own; None for plans of GPUs."""
-    executable = validation.winner
-    if not isinstance(executable, Executable):
-        return None
-    return time_fresh(executable, validation.timed, validation.won.median_ns, end.left_s)
 
 
 def _with_schedule(

@@ -55,11 +55,7 @@ def run_until(
 
 @contextmanager
 def _damaged_ledgers(replay: Path | None) -> Iterator[None]:
-    """Report errors that unusable answers of a ledger cause.
-
-    Raises:
-        ReplayError: an answer of the ledger can't be used.
-    """
+    """Report errors that unusable answers of a ledger cause as errors of the ledger."""
     try:
         yield
     except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -110,11 +110,7 @@ def _for_all(
 
 
 def _given(source: Source, options: Options) -> Arrays | None:
-    """Return the inputs that the user gives, which may have any sizes of the ranges; None if there are none.
-
-    Raises:
-        OptionError: their names, ranks or element types are not the model's, or an array is too large.
-    """
+    """Return the inputs that the user gives, which may have any sizes of the ranges; None if there are none."""
     if options.inputs is None:
         return None
     where, model = where_of(options.inputs), source.primitives(tuple(d.high for d in source.dimensions))
@@ -288,11 +284,7 @@ def _is_near(sizes: Sizes, others: Sizes) -> bool:
 
 
 def _compare(standard: Standard, outputs: Sequence[Array], at: str) -> None:
-    """Compare a plan's outputs with the model's.
-
-    Raises:
-        InaccurateError: they differ.
-    """
+    """Raise an error if a plan's outputs differ from the model's."""
     errors, wrong = standard.judge(dict(zip(standard.expected, outputs, strict=True)))
     if wrong:
         raise InaccurateError(

@@ -58,9 +58,6 @@ def _options(
     """Return the possible counterparts of a kernel of another size: the same kernel, or else others in its layouts.
 
     Kernels that can't be generated for the extents of this size are left out.
-
-    Raises:
-        InfeasibleError: there is no counterpart.
     """
     group = _group(step.group, graph, same)
     given = {(same.values[value], layout) for value, layout in step.input_ports}
@@ -90,11 +87,7 @@ def _group(group: Group, graph: PrimitiveGraph, same: Counterparts) -> Group:
 
 
 def _least(options: list[Candidate], ledger: Ledger) -> Candidate:
-    """Return the kernel that takes the least time.
-
-    Raises:
-        InfeasibleError: none of them runs.
-    """
+    """Return the kernel that takes the least time, of those that run."""
     able = [c for c in options if not ledger.has_failed(c)]
     if not able:
         raise InfeasibleError(f"a kernel of {options[0].provider} does not run at another size")

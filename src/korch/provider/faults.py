@@ -95,11 +95,7 @@ class Faults:
 
 
 def _checked(offers: tuple[Offer, ...], group: Group) -> tuple[Offer, ...]:
-    """Return a provider's offers.
-
-    Raises:
-        ProviderError: one is not an offer, lacks a layout of an input or output, or has a negative number.
-    """
+    """Return a provider's offers; raise an error if one is not an offer for the group."""
     ranks = [[type_.rank for type_ in types] for types in (group.input_types, group.output_types)]
     for offer in offers:
         if not isinstance(offer, Offer):

@@ -69,11 +69,7 @@ def _other(shape: Sequence[Bound]) -> str | None:
 
 
 def _size_of(name: str, shapes: Mapping[str, Sequence[Bound]], found: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the size of the dimension that gives another one its size.
-
-    Raises:
-        OptionError: there is no such dimension.
-    """
+    """Return the size of the dimension that gives another one its size."""
     seen, other = {name}, _other(shapes[name])
     while other is not None and other in shapes and other not in found and other not in seen:
         seen.add(other)

@@ -353,11 +353,7 @@ class Ledger:
 
 
 def _opened(path: Path, mode: str) -> IO[str]:
-    """Return an opened file.
-
-    Raises:
-        OptionError: the file can't be opened.
-    """
+    """Return an opened file."""
     try:
         if mode == "r":
             return io.TextIOWrapper(open_file(path), encoding="utf-8")
@@ -371,12 +367,7 @@ def _opened(path: Path, mode: str) -> IO[str]:
 
 
 def _entries(path: Path) -> Iterator[list[Any]]:
-    """Return an iterator over the entries of a file; each line is parsed when it is requested.
-
-    Raises:
-        OptionError: the file can't be opened.
-        ReplayError: a line is not an entry.
-    """
+    """Return an iterator over the entries of a file; each line is parsed when it is requested."""
     with _opened(path, "r") as file:
         lines = file.readlines()
     return (_entry(line, f"{path}, line {number}") for number, line in enumerate(lines, 1))

@@ -60,11 +60,7 @@ def with_fastest_schedule(
 
 
 def _require_same(expected: Sequence[Array], found: Sequence[Array]) -> None:
-    """Raise an error if two executables have different results.
-
-    Raises:
-        InvalidGraphError: an output differs in a bit.
-    """
+    """Raise an error if an output of two executables differs in a bit."""
     for i, (a, b) in enumerate(zip(expected, found, strict=True)):
         if _bits(a) != _bits(b):
             raise InvalidGraphError("tasks and joins give different results", where=f"output {i}")

@@ -17,11 +17,7 @@ aten = torch.ops.aten
 
 
 def _in_memory(x: Any) -> list[int]:
-    """Return the axes in the order in which they lie in memory.
-
-    Raises:
-        UnsupportedError: there is other memory between the elements, or some elements share theirs.
-    """
+    """Return the axes in the order in which they lie in memory, which the elements must fill."""
     order = sorted(range(x.dim()), key=lambda axis: (x.stride(axis), x.shape[axis]), reverse=True)
     if not x.permute(order).is_contiguous():
         raise UnsupportedError(

@@ -67,18 +67,7 @@ def _integer_convolution(
     *,
     grown: Sequence[int] | None = None,
 ) -> Any:
-    """ONNX takes no integers, so they are gathered for a product.
-
-    Args:
-        x: the input.
-        weight: the filters.
-        bias: a number for each filter; None for none.
-        stride: the steps of the windows.
-        padding: the padding of both sides of each axis, or the name of a rule.
-        dilation: the distances of the elements of a window.
-        groups: the number of groups of channels.
-        grown: how much longer the padding behind each axis is; None for none.
-    """
+    """ONNX takes no integers, so they are gathered for a product; `grown`: more padding behind each axis."""
     if x.is_floating_point():
         return NotImplemented
     rank, kernel = weight.dim() - 2, weight.shape[2:]

@@ -157,11 +157,7 @@ def _with_pointers(function: Any) -> Any:
 
 
 def _with_operations(text: str, operations: Emit) -> str:
-    """Return a module with the functions that it calls, and with sums and products that LLVM may contract.
-
-    Raises:
-        NotLoweredError: it would be too long with these functions inlined.
-    """
+    """Return a module with the functions that it calls, and with sums and products that LLVM may contract."""
     text = "".join(line for line in text.splitlines(True) if not line.startswith("declare ") or "@NAME_" not in line)
     lines = {name: body.count("\n") for body in operations.functions for name in re.findall(r"^define.*@(\w+)\(", body)}
     calls = re.findall(r"@(NAME_\w+)\(", text)
