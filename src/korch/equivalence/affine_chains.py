@@ -32,17 +32,6 @@ class AxisConstant:
 
 
 @dataclass(frozen=True, slots=True)
-class AffineStep:
-    """output = scale*input + shift; `axis` as in `AxisConstant`."""
-
-    primitive: Primitive
-    input: int
-    axis: int | None
-    scale: Array
-    shift: Array
-
-
-@dataclass(frozen=True, slots=True)
 class AffineChain:
     """output = scale*base + shift, in one or more steps. Two chains are equal if their steps are.
 
@@ -98,20 +87,20 @@ def axis_constant(view: View, value: int) -> AxisConstant | None:
     return None
 
 
-def affine_step(view: View, primitive: Primitive) -> AffineStep | None:
-    """Return a primitive as an affine step, or None if it is not one."""
+def affine_step(view: View, primitive: Primitive) -> AffineChain | None:
+    """Return a primitive as a chain of one step, or None if it is not one."""
     if primitive.op not in STEPS or not view.type(primitive.output).dtype.is_float:
         return None
     one, zero = np.float64(1), np.float64(0)
     if primitive.op == "neg":
-        return AffineStep(primitive, primitive.inputs[0], None, -np.asarray(one), np.asarray(zero))
+        return AffineChain((primitive,), primitive.inputs[0], None, -np.asarray(one), np.asarray(zero))
     for position in (1, 0):
         if primitive.op == "div" and position == 0:
             return None
         constant = axis_constant(view, primitive.inputs[position])
         if constant is None:
             continue
-        given, c = primitive.inputs[1 - position], constant.vector
+        base, c = primitive.inputs[1 - position], constant.vector
         with np.errstate(all="ignore"):
             scale, shift = {
                 "add": (one, c),
@@ -119,31 +108,32 @@ def affine_step(view: View, primitive: Primitive) -> AffineStep | None:
                 "mul": (c, zero),
                 "div": (1 / c, zero),
             }[primitive.op]
-        return AffineStep(primitive, given, constant.axis, np.asarray(scale, np.float64), np.asarray(shift, np.float64))
+        scale, shift = np.asarray(scale, np.float64), np.asarray(shift, np.float64)
+        return AffineChain((primitive,), base, constant.axis, scale, shift)
     return None
 
 
-def chains_from(view: View, step: AffineStep) -> list[AffineChain]:
+def chains_from(view: View, step: AffineChain) -> list[AffineChain]:
     """Return the chains that end in a step: of one step, of two, and so on up to the longest.
 
     If a value has several affine alternatives, the walk follows the first one: the others are equal,
     and following each would only give the same chain with other rounding errors.
     """
-    chains = [AffineChain((step.primitive,), step.input, step.axis, step.scale, step.shift)]
-    seen = {step.primitive.output, step.input}
+    chains = [step]
+    seen = {step.steps[0].output, step.base}
     while True:
         top = chains[-1]
         found = (affine_step(view, p) for p in view.producing(top.base, *STEPS))
         below = next((s for s in found if s is not None), None)
-        if below is None or below.input in seen:
+        if below is None or below.base in seen:
             return chains
         if below.axis is not None and top.axis is not None and below.axis != top.axis:
             return chains
         axis = top.axis if below.axis is None else below.axis
         with np.errstate(all="ignore"):
             scale, shift = top.scale * below.scale, top.scale * below.shift + top.shift
-        chains.append(AffineChain((*top.steps, below.primitive), below.input, axis, scale, shift))
-        seen.add(below.input)
+        chains.append(AffineChain((*top.steps, *below.steps), below.base, axis, scale, shift))
+        seen.add(below.base)
 
 
 def goes_on(view: View, value: int) -> bool:

@@ -30,28 +30,6 @@ class FoldMatch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Folded:
-    """The right side: the linear primitive of `data` with other weights, followed by a shift."""
-
-    linear: Primitive  # the original linear primitive
-    weights_at: int  # the position of the weights among its inputs
-    data: int  # the other input
-    weights: Array  # the new weights, float64, in the shape of the old ones
-    shift: Array | None  # float64[n] or float64[], to add along `axis`; None if there is none
-    axis: int  # the output's channel axis
-
-    def write(self, writer: Writer) -> int:
-        """Write it."""
-        type_ = writer.type(self.linear.output)
-        weights = writer.constant(self.weights, type_.dtype)
-        inputs = (self.data, weights) if self.weights_at == 1 else (weights, self.data)
-        result = writer.add(self.linear.op, inputs, self.linear.attributes)
-        if self.shift is None:
-            return result
-        return writer.add("add", (result, writer.along(self.shift, self.axis, type_)))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class _Channels:
     """A linear primitive's weights with explicit axes for its channels.
 
@@ -76,18 +54,18 @@ class _Channels:
         return (weights.transpose(0, 2, 1, 3) if is_swapped else weights).reshape(self.shape)
 
     def by_out(self, vector: Array) -> Array:
-        """Return a vector over output channels, shaped to multiply the grouped weights."""
-        groups, per_out = self.weights.shape[:2]
-        if np.ndim(vector) == 0:
-            return vector
-        return vector.reshape((1 if self.is_batched else groups, per_out, 1, 1))
+        """Return the grouped weights times a scalar, or a vector over output channels."""
+        return self._times(vector, (self.weights.shape[1], 1, 1))
 
     def by_in(self, vector: Array) -> Array:
-        """Return a vector over input channels, shaped to multiply the grouped weights."""
-        groups, _, per_in = self.weights.shape[:3]
-        if np.ndim(vector) == 0:
-            return vector
-        return vector.reshape((1 if self.is_batched else groups, 1, per_in, 1))
+        """Return the grouped weights times a scalar, or a vector over input channels."""
+        return self._times(vector, (1, self.weights.shape[2], 1))
+
+    def _times(self, vector: Array, shape: tuple[int, ...]) -> Array:
+        groups = 1 if self.is_batched else self.weights.shape[0]
+        factor = vector.reshape((groups, *shape)) if np.ndim(vector) else vector
+        with np.errstate(all="ignore"):
+            return np.asarray(self.weights * factor)
 
 
 def _channels(view: View, linear: Primitive) -> _Channels | None:
@@ -112,9 +90,20 @@ def _channels(view: View, linear: Primitive) -> _Channels | None:
     return _Channels(linear, 1, 1, 1, grouped, False, shape)
 
 
-def _product(weights: Array, factor: Array) -> Array:
-    with np.errstate(all="ignore"):
-        return np.asarray(weights * factor)
+def _folded(channels: _Channels, data: int, weights: Array, shift: Array | None) -> Write:
+    """Return what writes the linear primitive of `data` with other grouped weights, followed by a shift."""
+    linear, weights = channels.linear, channels.back(weights)
+
+    def write(writer: Writer) -> int:
+        type_ = writer.type(linear.output)
+        constant = writer.constant(weights, type_.dtype)
+        inputs = (data, constant) if channels.weights_at == 1 else (constant, data)
+        result = writer.add(linear.op, inputs, linear.attributes)
+        if shift is None:
+            return result
+        return writer.add("add", (result, writer.along(shift, channels.axis_out, type_)))
+
+    return write
 
 
 def _match_after(view: View, root: Primitive) -> Iterator[FoldMatch]:
@@ -140,12 +129,10 @@ def _fold_after(view: View, match: FoldMatch) -> Write | RuleRefusal:
         return RuleRefusal("the unscaled value is needed too", root)
     if chain.axis not in (None, channels.axis_out):
         return RuleRefusal("the scale is not per channel", root)
-    weights = _product(channels.weights, channels.by_out(chain.scale))
+    weights = channels.by_out(chain.scale)
     if not (chain.is_finite and is_finite_in(weights, view.type(root).dtype)):
         return RuleRefusal("a weight is not finite", root)
-    shift = chain.shift if chain.has_shift else None
-    back, axis = channels.back(weights), channels.axis_out
-    return _Folded(match.linear, channels.weights_at, channels.data, back, shift, axis).write
+    return _folded(channels, channels.data, weights, chain.shift if chain.has_shift else None)
 
 
 def _match_before(view: View, root: Primitive) -> Iterator[FoldMatch]:
@@ -178,18 +165,17 @@ def _fold_before(view: View, match: FoldMatch) -> Write | RuleRefusal:
         return RuleRefusal("the shift comes before zero pads", root)
     if chain.has_shift and channels.is_batched and channels.weights.shape[0] != 1:
         return RuleRefusal("the shift comes before batched weights", root)
-    weights, dtype = _product(channels.weights, channels.by_in(chain.scale)), view.type(root).dtype
+    weights, dtype = channels.by_in(chain.scale), view.type(root).dtype
     if not (chain.is_finite and is_finite_in(weights, dtype)):
         return RuleRefusal("a weight is not finite", root)
     shift = None
     if chain.has_shift:
-        shifts = _product(channels.weights, channels.by_in(chain.shift))
+        shifts = channels.by_in(chain.shift)
         with np.errstate(all="ignore"):
             shift = shifts.sum(axis=(2, 3)).reshape(-1)
         if not is_finite_in(shift, dtype):
             return RuleRefusal("a shift is not finite", root)
-    back, axis = channels.back(weights), channels.axis_out
-    return _Folded(match.linear, channels.weights_at, chain.base, back, shift, axis).write
+    return _folded(channels, chain.base, weights, shift)
 
 
 SCALE_FOLDS_INTO_LINEAR_BEFORE_IT = Rule(

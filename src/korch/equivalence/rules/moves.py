@@ -46,11 +46,10 @@ def _match(view: View, root: Primitive) -> Iterator[MoveMatch]:
     users = view.users(root.output)
     if users and all(_is_step(view, user, root) for user in users):
         return  # the function is longer
-    function = _Function(view, root)
-    if len(function.leaves) == 1 and len(function.steps) <= MOST_STEPS:
-        (leaf,) = function.leaves
-        for move in view.producing(leaf, *MOVES):
-            yield MoveMatch(root, tuple(function.steps), tuple(function.numbers.items()), move)
+    steps, numbers, leaves = _function(view, root)
+    if len(leaves) == 1 and len(steps) <= MOST_STEPS:
+        for move in view.producing(leaves.pop(), *MOVES):
+            yield MoveMatch(root, tuple(steps), tuple(numbers.items()), move)
 
 
 def _is_step(view: View, primitive: Primitive, like: Primitive) -> bool:
@@ -58,37 +57,33 @@ def _is_step(view: View, primitive: Primitive, like: Primitive) -> bool:
     return same and primitive.row.category is Category.ELEMENTWISE
 
 
-class _Function:
-    """The elementwise steps that end in a primitive, back to the moved values that they read."""
+def _function(view: View, root: Primitive) -> tuple[list[Primitive], dict[int, float], set[int]]:
+    """Return the elementwise steps that end in a primitive, the numbers that they read, and the moved values."""
+    steps: list[Primitive] = []
+    numbers: dict[int, float] = {}
+    leaves: set[int] = set()
+    seen: set[int] = set()
 
-    def __init__(self, view: View, root: Primitive) -> None:
-        self.view = view
-        self.root = root
-        self.steps: list[Primitive] = []
-        self.numbers: dict[int, float] = {}
-        self.leaves: set[int] = set()
-        self._seen: set[int] = set()
-        self._add(root)
-
-    def _add(self, step: Primitive) -> None:
+    def add(step: Primitive) -> None:
         for value in step.inputs:
-            self._visit(value)
-        self.steps.append(step)
+            if value not in seen and len(seen) <= 2 * MOST_STEPS:
+                seen.add(value)
+                visit(value)
+        steps.append(step)
 
-    def _visit(self, value: int) -> None:
-        if value in self._seen or len(self._seen) > 2 * MOST_STEPS:
-            return
-        self._seen.add(value)
-        number = self.view.number(value)
+    def visit(value: int) -> None:
+        number = view.number(value)
         if number is not None:
-            self.numbers[value] = number
+            numbers[value] = number
             return
-        is_moved = bool(self.view.producing(value, *MOVES))
-        steps = [p for p in self.view.producing(value) if _is_step(self.view, p, self.root)]
-        if is_moved or not steps:
-            self.leaves.add(value)
+        makers = [p for p in view.producing(value) if _is_step(view, p, root)]
+        if view.producing(value, *MOVES) or not makers:
+            leaves.add(value)
         else:
-            self._add(steps[0])
+            add(makers[0])
+
+    add(root)
+    return steps, numbers, leaves
 
 
 def _rewrite(view: View, match: MoveMatch) -> Write | RuleRefusal:

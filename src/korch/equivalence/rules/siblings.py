@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from korch.equivalence.affine_chains import AffineStep, affine_step
+from korch.equivalence.affine_chains import affine_step
 from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Write, Writer
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.layout import ConcatAttributes, SliceAttributes
@@ -56,12 +56,8 @@ def _is_like(view: View, other: Primitive, root: Primitive, at: int) -> bool:
 def _result(view: View, value: int) -> int:
     """Return a value after the shift that reads it; linear primitives with the same result are variants of one."""
     steps = [affine_step(view, user) for user in view.users(value)]
-    shifted = [s.primitive.output for s in steps if s is not None and not _scales(s)]
+    shifted = [s.steps[0].output for s in steps if s is not None and not s.has_scale]
     return min(shifted) if shifted and len(shifted) == len(steps) else value
-
-
-def _scales(step: AffineStep) -> bool:
-    return bool((step.scale != 1).any())
 
 
 def _fits(weights: ValueType, own: ValueType, op: str, at: int) -> bool:
@@ -82,7 +78,7 @@ def _is_plain(view: View, linear: Primitive) -> bool:
     if rule not in ("", "scale-folds-into-linear-before-it"):
         return False
     steps = (affine_step(view, user) for user in view.users(value))
-    return not any(step is not None and _scales(step) for step in steps)
+    return not any(step is not None and step.has_scale for step in steps)
 
 
 def _merge(view: View, match: SiblingsMatch) -> Write | RuleRefusal:
