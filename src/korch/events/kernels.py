@@ -103,11 +103,7 @@ class Splitter:
     ) -> tuple[float, ...]:
         """Return the times of tasks in proportion to their work: the last grid points of an axis may have less work.
 
-        Args:
-            parts: the tasks.
-            works: how many bytes they write, or another measure of their work.
-            time_ns: the time of the stage, on one thread or on all.
-            is_of_all: whether `time_ns` is the time on all threads.
+        `time_ns`: the time of the stage, on all threads or on one.
         """
         loads = [0] * self.target.threads
         for part, work in zip(parts, works, strict=True):

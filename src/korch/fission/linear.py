@@ -22,9 +22,9 @@ def kernel_of(c: Context, w: ValueId) -> Shape:
     return kernel
 
 
-def add_bias(c: Context, y: ValueId, position: int) -> ValueId:
-    """Return the sum of an image and the bias of its channels, an optional input."""
-    bias = c.optional(position)
+def add_bias(c: Context, y: ValueId) -> ValueId:
+    """Return the sum of an image and the bias of its channels, the optional third input."""
+    bias = c.optional(2)
     if bias is None:
         return y
     shape = (1, c.shape(bias)[0], *(1,) * (c.rank(y) - 2))
@@ -48,7 +48,7 @@ def _conv(c: Context) -> Result:
     attributes = conv_attributes(c, x, w)
     if isinstance(attributes, NotSplit):
         return attributes
-    return add_bias(c, c.add("conv", x, w, attributes=attributes), 2)
+    return add_bias(c, c.add("conv", x, w, attributes=attributes))
 
 
 def matrices(c: Context, a: ValueId, b: ValueId) -> tuple[ValueId, ValueId]:

@@ -84,13 +84,7 @@ def _roots(products: Array, form: _Form) -> Array:
 
 
 def _transformed(c: Context, x: ValueId, form: _Form, weights: Array | float = 1.0) -> ValueId:
-    """Transform rows.
-
-    `x`: the rows, [rows, length, components].
-
-    Returns:
-        The results, [rows, kept, parts].
-    """
+    """Transform rows [rows, length, components] to [rows, kept, parts]."""
     n, count, radix = form.length, c.shape(x)[0], _radix(form)[1]
     terms = np.broadcast_to(weights, n)
     dtype = c.dtype(x).numpy

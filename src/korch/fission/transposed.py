@@ -128,7 +128,7 @@ def _conv_transpose(c: Context) -> Result:
     y = _joined(c, (), axes, c.attributes.integer("group", 1))
     y = c.reshape(y, (*c.shape(y)[:2], *(axis.places * axis.stride for axis in axes)))
     y = c.slice(y, (0, 0, *(axis.crop for axis in axes)), (*c.shape(y)[:2], *sizes))
-    return add_bias(c, y, 2)
+    return add_bias(c, y)
 
 
 def _begin(c: Context, kernel: Shape, strides: Shape, dilations: Shape) -> Shape:

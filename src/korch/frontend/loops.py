@@ -154,11 +154,7 @@ def _known(walk: Propagation, name: str, what: str, body: _Body) -> int | None:
 
 
 def _gathered(walk: Propagation, body: _Body, number: str, most: int | None) -> list[tuple[str, Stream]]:
-    """Replace nodes that gather from an outer value with the number of the iteration by inputs with slices of it.
-
-    Returns:
-        The outer values with their slices.
-    """
+    """Turn what gathers an iteration's part of an outer value into an input; return these values and their slices."""
     found: list[tuple[str, Stream]] = []
     for node in list(body.nodes):
         if node.op_type != "Gather" or node.domain not in ("", "ai.onnx") or node.input[1] != number:

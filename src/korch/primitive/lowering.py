@@ -114,14 +114,11 @@ def _exact_floats(verbs: Verbs, primitive: Primitive, inputs: Sequence[ValueId])
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """A float32 value whose elements are integers with magnitudes of at most `largest`.
-
-    `known` has the elements if the value is constant.
-    """
+    """A float32 value whose elements are integers with magnitudes of at most `largest`."""
 
     value: ValueId
     largest: int
-    known: Array | None
+    known: Array | None  # the elements of a constant
 
 
 def _halves(verbs: Verbs, value: ValueId, count: int) -> list[tuple[_Whole, int]]:

@@ -235,11 +235,8 @@ def before_reshape(before: tuple[int, ...], after: tuple[int, ...], need: Need) 
 def _reshaped(extents: frozenset[Extent | Rows], step: int, other: int, places: Sequence[tuple[int, int]]) -> Need:
     """Return which elements are needed along an axis, or two, that begin at the same place as an axis after a reshape.
 
-    Args:
-        extents: the needed elements of the axis after the reshape.
-        step: the number of elements of one of its coordinates.
-        other: the axis before the reshape.
-        places: by axis before the reshape, the number of elements of one coordinate, and of coordinates.
+    `extents`: what is needed of that axis; `step`: the elements of one of its coordinates; `other`: the axis before the
+    reshape; `places`: by axis before it, the number of elements of one coordinate, and of coordinates.
     """
     own, (first, *others) = places[other][0], extents
     if isinstance(first, Rows) and not others:

@@ -234,11 +234,6 @@ class RangedExecutable(ShapedExecutable):
         return self._offered
 
     def _fit(self, shapes: tuple[tuple[int, ...], ...]) -> Fitting:
-        """Return how arrays of these shapes run.
-
-        Raises:
-            InputError: for the same reasons as `sizes_of`.
-        """
         return self.fitting_at(self.sizes_of(shapes))
 
     def fitting_at(self, sizes: Sizes, kept: Mapping[int, int] = NO_STATES) -> Fitting:

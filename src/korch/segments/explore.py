@@ -196,11 +196,7 @@ def _estimate(
 def _measure(
     search: BlockSearch, uses: Counter[BlockInterface], found: dict[BlockInterface, Exploration], most: int
 ) -> float:
-    """Measure the kernels of plans, and other candidates of the largest expected improvement.
-
-    Returns:
-        The seconds per batch.
-    """
+    """Measure the kernels of plans, and the best of the other candidates; return the seconds per batch."""
     ledger = search.ledger
     plans: dict[str, Candidate] = {}
     needed: set[str] = set()

@@ -112,14 +112,9 @@ class Regions:
     def _follow(
         self, values: Sequence[int], known: set[int], waits: dict[int, int], may_know: Callable[[int], bool]
     ) -> None:
-        """Add values, and the values that can be computed from them, to the known values.
+        """Add values to the known ones, and those that can be computed from them and may be known.
 
-        Args:
-            values: the values to add.
-            known: the known values; updated.
-            waits: the number of unknown inputs of each primitive, if it differs from `self.waits`
-                (its number of non-constant inputs); updated.
-            may_know: whether a computed value may be added.
+        `waits`: the number of unknown inputs of each primitive if it differs from `self.waits`; updated.
         """
         ready = [v for v in dict.fromkeys(values) if v not in known]
         known.update(ready)
