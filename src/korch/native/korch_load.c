@@ -8,12 +8,8 @@
 
 #include <math.h>
 #include <stdarg.h>
-#ifdef _WIN32
-#include <windows.h>
-#else
 #include <sys/mman.h>
 #include <unistd.h>
-#endif
 
 static const uint64_t MOST_BYTES = (uint64_t)1 << 30, MOST_ALIGNMENT = 4096;
 
@@ -229,30 +225,15 @@ static bool fill(linker *own, object *o) {
 
 /* -- Memory --------------------------------------------------------------------------------------------------------- */
 
-#ifdef _WIN32
-static char *map(uint64_t size) { return VirtualAlloc(NULL, size, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE); }
-static void unmap(char *at, uint64_t size) { (void)size, VirtualFree(at, 0, MEM_RELEASE); }
-static bool protect(char *at, uint64_t size, bool is_code) {
-    DWORD before;
-    return size == 0 || VirtualProtect(at, size, is_code ? PAGE_EXECUTE_READ : PAGE_READONLY, &before);
-}
-static uint64_t page_bytes(void) { return 4096; }
-#else
 static char *map(uint64_t size) {
     void *const found = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return found == MAP_FAILED ? NULL : found;
 }
-static void unmap(char *at, uint64_t size) { munmap(at, size); }
-static bool protect(char *at, uint64_t size, bool is_code) {
-    return size == 0 || mprotect(at, size, is_code ? PROT_READ | PROT_EXEC : PROT_READ) == 0;
-}
-static uint64_t page_bytes(void) { return (uint64_t)sysconf(_SC_PAGESIZE); }
-#endif
 
 /* Map memory for all parts, stubs and slots, and make the table of symbols. */
 static bool allocate(linker *own) {
     korch_code *const code = own->code;
-    const uint64_t page = page_bytes(), code_bytes = (own->sizes[CODE] + 15) & -(uint64_t)16;
+    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), code_bytes = (own->sizes[CODE] + 15) & -(uint64_t)16;
     const uint64_t constant_bytes = (own->sizes[CONSTANTS] + 15) & -(uint64_t)16;
     own->starts[CONSTANTS] = (code_bytes + own->distant * STUB_BYTES + page - 1) & -page;
     own->starts[DATA] = (own->starts[CONSTANTS] + constant_bytes + own->distant * SLOT_BYTES + page - 1) & -page;
@@ -290,14 +271,15 @@ static bool link_all(linker *own) {
     if (own->machine != OWN_MACHINE) return true; /* to look at it */
     char *const base = own->code->base;
     __builtin___clear_cache(base, base + own->starts[CONSTANTS]);
-    return (protect(base, own->starts[CONSTANTS], true) &&
-            protect(base + own->starts[CONSTANTS], own->starts[DATA] - own->starts[CONSTANTS], false)) ||
+    const uint64_t code_bytes = own->starts[CONSTANTS], constant_bytes = own->starts[DATA] - code_bytes;
+    return (mprotect(base, code_bytes, PROT_READ | PROT_EXEC) == 0 &&
+            mprotect(base + code_bytes, constant_bytes, PROT_READ) == 0) ||
            korch_refuse(own, "the system does not let its code run");
 }
 
 void korch_unload(korch_code *code) {
     if (!code) return;
-    if (code->base) unmap(code->base, code->size);
+    if (code->base) munmap(code->base, code->size);
     free(code->symbols);
     free(code->names);
     free(code);

@@ -4,11 +4,9 @@
  * only append to the table, so the few functions needed are taken by position. */
 #include "korch_runtime.h"
 
-#include <pthread.h>
-#ifndef _WIN32
 #include <dlfcn.h>
+#include <pthread.h>
 #include <unistd.h>
-#endif
 
 enum { API_VERSION = 11 }; /* the oldest table that has all of these positions */
 enum {

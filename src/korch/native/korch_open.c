@@ -6,18 +6,19 @@
  * shapes each plan takes (korch_fit.c). */
 #include "korch_runtime.h"
 
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
-#ifdef __linux__
 #include <sys/syscall.h>
 #include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#else
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 /* -- Instruction sets ----------------------------------------------------------------------------------------------- */
 
 int korch_matrix_units(void) {
-#if defined(__linux__) && defined(__x86_64__)
+#if defined(__x86_64__)
     enum { ASK = 0x1023, TILE_DATA = 18 };                       /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
     const unsigned bfloat16 = 1u << 22, int8 = 1u << 25; /* EDX of leaf 7: a machine may report tiles without these */
     static int may = -1;
@@ -49,12 +50,12 @@ static int usable_isas(void) {
     const bool has_bf16 = __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 5);
     return has_bf16 ? 63 : 61;
 }
-#elif defined(__aarch64__)
-static const char *const isas[] = {"neon", "generic"};
-static int usable_isas(void) { return 3; }
 #else
-static const char *const isas[] = {"generic"};
-static int usable_isas(void) { return 1; }
+static const char *const isas[] = {"neon_bf16", "neon_dot", "neon", "generic"};
+static int usable_isas(void) {
+    const unsigned long dot = getauxval(AT_HWCAP) & HWCAP_ASIMDDP, both = HWCAP2_I8MM | HWCAP2_BF16;
+    return !dot ? 12 : (getauxval(AT_HWCAP2) & both) == both ? 15 : 14;
+}
 #endif
 
 /* -- Files ---------------------------------------------------------------------------------------------------------- */

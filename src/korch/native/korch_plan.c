@@ -3,9 +3,7 @@
 #include "korch_runtime.h"
 
 #include <pthread.h>
-#ifndef _WIN32
 #include <sys/mman.h>
-#endif
 
 enum { ALIGNMENT = 64, HUGE_PAGE = 2 << 20 };
 
@@ -88,15 +86,8 @@ void *korch_allocate(int64_t size) {
     void *memory = NULL;
     const size_t alignment = size >= HUGE_PAGE ? HUGE_PAGE : ALIGNMENT;
     const size_t whole = ((size_t)(size > 0 ? size : 1) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-#ifdef _WIN32
-    memory = _aligned_malloc(whole, alignment); /* never freed by free(): see docs */
-    if (!memory) return NULL;
-#else
     if (posix_memalign(&memory, alignment, whole)) return NULL;
-#endif
-#ifdef MADV_HUGEPAGE
     if (alignment == HUGE_PAGE) madvise(memory, whole, MADV_HUGEPAGE);
-#endif
     memset(memory, 0, whole);
     return memory;
 }

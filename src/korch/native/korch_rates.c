@@ -73,9 +73,7 @@ static float *kept_memory(int64_t size) {
         if (found == MAP_FAILED) return NULL;
         mapping = found;
         mapped_bytes = needed;
-#ifdef MADV_HUGEPAGE
         madvise(mapping, (size_t)mapped_bytes, MADV_HUGEPAGE); /* as kernels' memory: small pages are read more slowly */
-#endif
     }
     return (float *)(((uintptr_t)mapping + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
 }

@@ -16,11 +16,7 @@
 #include "korch.h"
 
 /* Marks what other programs may call; all else is hidden. */
-#ifdef _WIN32
-#define KORCH_API __declspec(dllexport)
-#else
 #define KORCH_API __attribute__((visibility("default")))
-#endif
 
 /* -- Threads (korch_threads.c) -------------------------------------------------------------------------------------- */
 

@@ -8,14 +8,10 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
-#ifdef __linux__
 #include <linux/futex.h>
+#include <signal.h>
 #include <sys/syscall.h>
-#endif
-#ifndef _WIN32
 #include <unistd.h>
-#endif
 
 /* -- Cores ---------------------------------------------------------------------------------------------------------- */
 
@@ -27,7 +23,6 @@ KORCH_API void korch_use_cores(int count) { cores = count; }
  * a quota of 2 cores on 8 cores, 8 threads run for a quarter of each period and are then stopped. Here it is only found if the
  * container has its own groups; `korch.system.cores`, which tells it to `korch_use_cores`, finds all. */
 static int found_cores(void) {
-#ifdef __linux__
     cpu_set_t found;
     const int count = sched_getaffinity(0, sizeof found, &found) == 0 ? CPU_COUNT(&found) : 1;
     long quota = 0, period = 0;
@@ -35,12 +30,6 @@ static int found_cores(void) {
     const bool is_limited = file && fscanf(file, "%ld %ld", &quota, &period) == 2 && quota > 0 && period > 0;
     if (file) fclose(file);
     return !is_limited || quota / period >= count ? count : quota < period ? 1 : (int)(quota / period);
-#elif defined(_WIN32)
-    const char *count = getenv("NUMBER_OF_PROCESSORS");
-    return count && atoi(count) > 0 ? atoi(count) : 1;
-#else
-    return (int)sysconf(_SC_NPROCESSORS_ONLN);
-#endif
 }
 
 /* -- Waits ---------------------------------------------------------------------------------------------------------- */
@@ -59,7 +48,7 @@ int64_t korch_now_ns(void) {
 static inline void relax(void) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
-#elif defined(__aarch64__)
+#else
     __asm__ volatile("yield" ::: "memory");
 #endif
 }
@@ -84,10 +73,8 @@ static bool look(const korch_count *count, uint32_t wanted, int64_t look_ns) {
 /* Writes before this call are visible to threads that have waited. A counter is only set upwards. */
 void korch_set(korch_count *count, uint32_t value) {
     __atomic_store_n(&count->value, value, __ATOMIC_SEQ_CST);
-#ifdef __linux__
     if (__atomic_load_n(&count->sleepers, __ATOMIC_SEQ_CST))
         syscall(SYS_futex, &count->value, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
-#endif
 }
 
 /* No wake-up is lost: a sleeper adds itself to `sleepers` before it reads `value`, and `korch_set` writes `value` before it
@@ -97,27 +84,19 @@ void korch_set(korch_count *count, uint32_t value) {
 void korch_wait_for(korch_count *count, uint32_t wanted, int64_t look_ns) {
     if (look(count, wanted, look_ns)) return;
     __atomic_fetch_add(&count->sleepers, 1, __ATOMIC_SEQ_CST);
-    for (uint32_t now; (int32_t)((now = __atomic_load_n(&count->value, __ATOMIC_SEQ_CST)) - wanted) < 0;) {
-#ifdef __linux__
+    for (uint32_t now; (int32_t)((now = __atomic_load_n(&count->value, __ATOMIC_SEQ_CST)) - wanted) < 0;)
         syscall(SYS_futex, &count->value, FUTEX_WAIT_PRIVATE, now, NULL, NULL, 0);
-#else
-        sched_yield();
-#endif
-    }
     __atomic_fetch_sub(&count->sleepers, 1, __ATOMIC_SEQ_CST);
 }
 
 /* -- Cores of a team ------------------------------------------------------------------------------------------------ */
 
-#ifdef __linux__
 static cpu_set_t bound; /* the cores of threads that are bound to one each */
 static bool is_bound;
-#endif
 
 /* Bind the calling thread, and the threads of teams that are created later, to a core each, if there are `threads` cores.
  * For measurements: on a busy machine, the system would let two of them wait for the same core. */
 KORCH_API void korch_bind(int threads) {
-#ifdef __linux__
     if (sched_getaffinity(0, sizeof bound, &bound) != 0 || CPU_COUNT(&bound) != threads) return;
     cpu_set_t own;
     int core = 0;
@@ -125,12 +104,8 @@ KORCH_API void korch_bind(int threads) {
     CPU_ZERO(&own);
     CPU_SET(core, &own);
     is_bound = sched_setaffinity(0, sizeof own, &own) == 0;
-#else
-    (void)threads;
-#endif
 }
 
-#ifdef __linux__
 static void bind_to(int64_t me) {
     cpu_set_t own;
     int core = 0;
@@ -148,7 +123,6 @@ static void send_off(int number, const korch_team *team) {
     CPU_CLR(team->core, &own);
     if (CPU_COUNT(&own) > 0) sched_setaffinity(number, sizeof own, &own);
 }
-#endif
 
 /* Keep the other threads of a team off the core of the thread that opens a region.
  *
@@ -157,7 +131,6 @@ static void send_off(int number, const korch_team *team) {
  * of them. This took 4 to 9 ms on two cores, for a plan that runs in 0.06 ms. When the first thread has moved to another
  * core, the others are sent off before the region begins, because they could otherwise be woken there. */
 static void keep_apart(korch_team *team) {
-#ifdef __linux__
     if (is_bound) return;
     const int core = sched_getcpu();
     if (core == team->core) return;
@@ -170,9 +143,6 @@ static void keep_apart(korch_team *team) {
         const int number = __atomic_load_n(&team->numbers[i], __ATOMIC_RELAXED);
         if (number) send_off(number, team);
     }
-#else
-    (void)team;
-#endif
 }
 
 /* -- Teams ---------------------------------------------------------------------------------------------------------- */
@@ -233,16 +203,12 @@ static void *serve(void *given) {
     korch_team *const team = ((place *)given)->team;
     const int64_t me = ((place *)given)->me;
     free(given);
-#ifdef __linux__
     __atomic_store_n(&team->numbers[me], (int)syscall(SYS_gettid), __ATOMIC_RELAXED);
     if (is_bound) bind_to(me);
-#endif
     for (korch_member own = {me, 0, meet, team, 1};;) {
         korch_wait_for(&team->counts[0], ++own.turn, team->look_ns);
         own.threads = team->threads;
-#ifdef __linux__
         if (!is_bound && sched_getcpu() == team->core) send_off(0, team);
-#endif
         note_part(team, &own, true);
         if (team->run(team->given, &own)) __atomic_store_n(&team->failed, 1, __ATOMIC_RELAXED);
         note_part(team, &own, false);
@@ -337,7 +303,6 @@ int korch_region(int threads, int (*team)(void *const *, korch_member *), void *
 
 /* -- Forks and interrupts ------------------------------------------------------------------------------------------- */
 
-#ifndef _WIN32
 /* fork() copies only the thread that calls it. So before a fork, all runs are completed, and no other begins; the child
  * has no teams, and creates new ones. */
 static void before_fork(void) {
@@ -371,11 +336,7 @@ static void note_interrupt(int number, siginfo_t *info, void *context) {
 /* SIGINT sets a flag and then calls the handler that was installed before. (Python's handler alone would not end a run: it,
  * too, only sets a flag until the run has ended.) This costs some system calls, so short runs do not use it. */
 bool korch_watch_interrupts(void) {
-#ifdef __linux__
     if (syscall(SYS_gettid) != getpid()) return false;
-#else
-    if (!pthread_main_np()) return false;
-#endif
     if (sigaction(SIGINT, NULL, &before_watch) != 0) return false;
     if (before_watch.sa_handler == SIG_DFL || before_watch.sa_handler == SIG_IGN) return false;
     __atomic_store_n(&came, false, __ATOMIC_RELAXED);
@@ -391,15 +352,8 @@ void korch_unwatch_interrupts(void) {
 }
 
 bool korch_interrupted(void) { return __atomic_load_n(&came, __ATOMIC_RELAXED); }
-#else
-bool korch_watch_interrupts(void) { return false; }
-void korch_unwatch_interrupts(void) {}
-bool korch_interrupted(void) { return false; }
-#endif
 
 __attribute__((constructor)) static void begin(void) {
     cores = found_cores();
-#ifndef _WIN32
     pthread_atfork(before_fork, after_fork, in_child);
-#endif
 }

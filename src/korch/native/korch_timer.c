@@ -134,7 +134,7 @@ static void evict(char *from, int64_t lines) {
         else __asm__ volatile("clflush %0" : "+m"(from[64 * i]));
     }
     __asm__ volatile("mfence" : : : "memory");
-#elif defined(__aarch64__)
+#else
     for (int64_t i = 0; i < lines; ++i) __asm__ volatile("dc civac, %0" : : "r"(from + 64 * i) : "memory");
 #endif
 }
