@@ -50,18 +50,10 @@ def compiled(text: str, isa: str = "generic") -> bytes:
     return bytes(machine.emit_object(llvm.parse_assembly(f'target triple = "{triple}"\n{text}')))
 
 
-class Loaded(ctypes.Structure):
-    """An object in memory, as the runtime takes it."""
-
-    _fields_ = (("bytes", ctypes.c_char_p), ("size", ctypes.c_int64))
-
-
 def load_for(machine: int, *objects: bytes) -> tuple[int | None, str]:
     """Return the code for a machine, or why it is refused."""
-    rows = (Loaded * len(objects))(*(Loaded(content, len(content)) for content in objects))
-    error = ctypes.create_string_buffer(ERROR_BYTES)
-    count, size = ctypes.c_int64(len(objects)), ctypes.c_size_t(ERROR_BYTES)
-    code = runtime().korch_load(machine, rows, count, error, size)
+    archive, error = pack_objects(objects), ctypes.create_string_buffer(ERROR_BYTES)
+    code = runtime().korch_load(machine, archive, ctypes.c_int64(len(archive)), error, ctypes.c_size_t(ERROR_BYTES))
     return code, error.value.decode(errors="replace")
 
 
@@ -102,6 +94,15 @@ def test_code_is_not_writable_and_constants_are_not_code() -> None:
 def test_what_is_not_expected_is_refused(texts: list[str], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         Code(pack_objects(map(compiled, texts)))
+
+
+def test_a_damaged_archive_is_refused() -> None:
+    whole = pack_objects([compiled(ELSEWHERE)])
+    cut = [whole[:size] for size in (0, 7, 40, len(whole) - 2)]
+    size, end = whole.index(b"`\n") - 10, whole.index(b"`\n")
+    for damaged in (*cut, whole[:end] + b"00" + whole[end + 2 :], whole[:size] + b"9" * 10 + whole[end:]):
+        with pytest.raises(ValueError, match="^the archive of objects is damaged$"):
+            Code(damaged)
 
 
 def test_objects_for_another_machine_are_refused() -> None:

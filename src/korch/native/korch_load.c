@@ -6,6 +6,7 @@
  * Whatever is not expected is refused: no content of an object makes this file access anything outside of its bytes. */
 #include "korch_load.h"
 
+#include <ar.h>
 #include <math.h>
 #include <stdarg.h>
 #include <sys/mman.h>
@@ -62,82 +63,80 @@ static bool is_inside(const object *o, uint64_t offset, uint64_t count, uint64_t
     return offset <= o->size && count <= (o->size - offset) / size;
 }
 
-static void *copied(const object *o, uint64_t offset, uint64_t count, uint64_t size) {
-    void *const found = malloc(count * size + 1);
-    if (found) memcpy(found, o->bytes + offset, count * size);
-    return found;
-}
-
 static bool read_header(linker *own, object *o) {
-    if (o->size < sizeof o->head) return korch_refuse(own, "it is truncated");
-    memcpy(&o->head, o->bytes, sizeof o->head);
-    const header *const h = &o->head;
-    if (memcmp(h->magic, "\177ELF\2\1\1", 7) != 0 || h->type != RELOCATABLE)
+    const header *const h = o->head = (const header *)o->bytes;
+    if (o->size < sizeof *h) return korch_refuse(own, "it is truncated");
+    if (memcmp(h->e_ident, ELFMAG "\2\1\1", 7) != 0 || h->e_type != ET_REL)
         return korch_refuse(own, "it is no relocatable ELF object of 64 bits");
-    if (h->machine != own->machine) return korch_refuse(own, "it is for machine %d, not %d", h->machine, own->machine);
-    if (h->section_size != sizeof(section) || !is_inside(o, h->sections, h->section_count, sizeof(section)))
+    if (h->e_machine != own->machine) return korch_refuse(own, "it is for machine %d, not %d", h->e_machine, own->machine);
+    if (h->e_shentsize != sizeof(section) || !is_inside(o, h->e_shoff, h->e_shnum, sizeof(section)))
         return korch_refuse(own, "its table of sections is not in it");
-    o->sections = copied(o, h->sections, h->section_count, sizeof(section));
-    o->places = calloc(h->section_count + 1u, sizeof(place));
-    return (o->sections && o->places) || korch_refuse(own, "there is no memory");
+    o->sections = (const section *)(o->bytes + h->e_shoff);
+    o->places = calloc(h->e_shnum + 1u, sizeof(place));
+    return o->places || korch_refuse(own, "there is no memory");
 }
 
 /* Whether the name of a section has this beginning. */
 static bool is_named(const object *o, const section *s, const char *begin) {
-    const section *const names = &o->sections[o->head.names];
+    const section *const names = &o->sections[o->head->e_shstrndx];
     const size_t size = strlen(begin);
-    return names->size - s->name >= size && memcmp(o->bytes + names->offset + s->name, begin, size) == 0;
+    return names->sh_size - s->sh_name >= size && memcmp(o->bytes + names->sh_offset + s->sh_name, begin, size) == 0;
 }
 
 /* Give each section a place in one of the parts. */
 static bool place_sections(linker *own, object *o) {
-    const header *const h = &o->head;
-    if (h->section_count == 0) return true;
-    if (h->names >= h->section_count) return korch_refuse(own, "it has no names of sections");
-    const section *const names = &o->sections[h->names];
-    if (names->type == NO_BITS || !is_inside(o, names->offset, names->size, 1)) return korch_refuse(own, "its names are not in it");
-    for (int i = 0; i < h->section_count; ++i) {
+    const header *const h = o->head;
+    if (h->e_shnum == 0) return true;
+    if (h->e_shstrndx >= h->e_shnum) return korch_refuse(own, "it has no names of sections");
+    const section *const names = &o->sections[h->e_shstrndx];
+    if (names->sh_type == SHT_NOBITS || !is_inside(o, names->sh_offset, names->sh_size, 1))
+        return korch_refuse(own, "its names are not in it");
+    for (int i = 0; i < h->e_shnum; ++i) {
         const section *const s = &o->sections[i];
         o->places[i].part = -1;
-        if (s->type != NO_BITS && !is_inside(o, s->offset, s->size, 1))
+        if (s->sh_type != SHT_NOBITS && !is_inside(o, s->sh_offset, s->sh_size, 1))
             return korch_refuse(own, "section %d is not in it", i);
-        if (!(s->flags & IN_MEMORY)) continue;
-        if (s->name >= names->size) return korch_refuse(own, "the name of section %d is not in it", i);
-        if (s->type == UNWIND || s->type == NOTE || is_named(o, s, ".eh_frame")) continue; /* for exceptions */
-        if (s->flags & (IS_OF_THREADS | IS_COMPRESSED)) return korch_refuse(own, "section %d is of threads, or compressed", i);
-        if (s->type != BITS && s->type != NO_BITS) return korch_refuse(own, "section %d has the type %u", i, s->type);
-        const bool is_data = (s->flags & WRITABLE) && !is_named(o, s, ".data.rel.ro");
-        if (is_data && (s->flags & IS_CODE)) return korch_refuse(own, "section %d is code that can be written", i);
-        const uint64_t alignment = s->alignment ? s->alignment : 1;
+        if (!(s->sh_flags & SHF_ALLOC)) continue;
+        if (s->sh_name >= names->sh_size) return korch_refuse(own, "the name of section %d is not in it", i);
+        const bool is_of_exceptions = s->sh_type == SHT_X86_64_UNWIND || is_named(o, s, ".eh_frame");
+        if (is_of_exceptions || s->sh_type == SHT_NOTE) continue;
+        if (s->sh_flags & (SHF_TLS | SHF_COMPRESSED)) return korch_refuse(own, "section %d is of threads, or compressed", i);
+        if (s->sh_type != SHT_PROGBITS && s->sh_type != SHT_NOBITS)
+            return korch_refuse(own, "section %d has the type %u", i, s->sh_type);
+        const bool is_data = (s->sh_flags & SHF_WRITE) && !is_named(o, s, ".data.rel.ro");
+        if (is_data && (s->sh_flags & SHF_EXECINSTR)) return korch_refuse(own, "section %d is code that can be written", i);
+        const uint64_t alignment = s->sh_addralign ? s->sh_addralign : 1;
         if (alignment & (alignment - 1) || alignment > MOST_ALIGNMENT)
             return korch_refuse(own, "section %d is aligned to %llu bytes", i, (unsigned long long)alignment);
-        const int part = s->flags & IS_CODE ? CODE : is_data ? DATA : CONSTANTS;
+        const int part = s->sh_flags & SHF_EXECINSTR ? CODE : is_data ? DATA : CONSTANTS;
         const uint64_t start = (own->sizes[part] + alignment - 1) & -alignment;
-        if (s->size > MOST_BYTES || start + s->size > MOST_BYTES) return korch_refuse(own, "it is too large");
+        if (s->sh_size > MOST_BYTES || start + s->sh_size > MOST_BYTES) return korch_refuse(own, "it is too large");
         o->places[i] = (place){part, start};
-        own->sizes[part] = start + s->size;
+        own->sizes[part] = start + s->sh_size;
     }
     return true;
 }
 
 /* Read the table of symbols, and count the relocations. */
 static bool read_symbols(linker *own, object *o) {
-    for (int i = 0; i < o->head.section_count; ++i) {
+    for (int i = 0; i < o->head->e_shnum; ++i) {
         const section *const s = &o->sections[i];
-        if (s->type == ADDENDS && s->info < o->head.section_count && o->places[s->info].part >= 0)
-            own->distant += s->size / sizeof(relocation);
-        if (s->type != SYMBOLS) continue;
-        if (o->symbols || s->entry_size != sizeof(symbol) || s->link >= o->head.section_count)
+        if (s->sh_type == SHT_RELA && s->sh_info < o->head->e_shnum && o->places[s->sh_info].part >= 0)
+            own->distant += s->sh_size / sizeof(relocation);
+        if (s->sh_type != SHT_SYMTAB) continue;
+        if (o->symbols || s->sh_entsize != sizeof(symbol) || s->sh_link >= o->head->e_shnum)
             return korch_refuse(own, "its table of symbols is not as expected");
-        const section *const names = &o->sections[s->link];
-        if (names->type == NO_BITS || names->size == 0 || o->bytes[names->offset + names->size - 1] != 0)
+        const section *const names = &o->sections[s->sh_link];
+        if (names->sh_type == SHT_NOBITS || names->sh_size == 0 || o->bytes[names->sh_offset + names->sh_size - 1] != 0)
             return korch_refuse(own, "its names of symbols do not end");
-        o->symbol_count = s->size / sizeof(symbol);
-        o->symbols = copied(o, s->offset, o->symbol_count, sizeof(symbol));
-        o->names = (const char *)o->bytes + names->offset;
-        o->names_size = names->size;
+        o->symbol_count = s->sh_size / sizeof(symbol);
+        o->symbols = (const symbol *)(o->bytes + s->sh_offset);
+        o->names = o->bytes + names->sh_offset;
+        o->names_size = names->sh_size;
+        own->symbol_count += o->symbol_count;
+        own->names_size += o->names_size;
         o->targets = calloc(3 * o->symbol_count + 1, sizeof(char *));
-        if (!o->symbols || !o->targets) return korch_refuse(own, "there is no memory");
+        if (!o->targets) return korch_refuse(own, "there is no memory");
         o->stubs = o->targets + o->symbol_count;
         o->slots = o->stubs + o->symbol_count;
     }
@@ -147,28 +146,29 @@ static bool read_symbols(linker *own, object *o) {
 /* -- Resolving ------------------------------------------------------------------------------------------------------ */
 
 /* Where each symbol is that an object defines; its global symbols are entered. */
-static bool define(linker *own, object *o, char **names) {
+static bool define(linker *own, object *o) {
+    if (!o->symbols) return true;
+    char *const names = memcpy(own->next_name, o->names, o->names_size);
+    own->next_name += o->names_size;
     for (uint64_t i = 0; i < o->symbol_count; ++i) {
         const symbol *const s = &o->symbols[i];
-        const int binding = s->info >> 4, type = s->info & 15;
-        if (s->section == UNDEFINED || type == FILE_NAME) continue;
-        if (s->section >= RESERVED || s->section >= o->head.section_count || binding > WEAK || type > SECTION)
+        const int binding = ELF64_ST_BIND(s->st_info), type = ELF64_ST_TYPE(s->st_info);
+        if (s->st_shndx == SHN_UNDEF || type == STT_FILE) continue;
+        if (s->st_shndx >= SHN_LORESERVE || s->st_shndx >= o->head->e_shnum || binding > STB_WEAK || type > STT_SECTION)
             return korch_refuse(own, "symbol %s is of a kind that is not expected", name_of(o, s));
-        const section *const in = &o->sections[s->section];
-        const place *const at = &o->places[s->section];
+        const section *const in = &o->sections[s->st_shndx];
+        const place *const at = &o->places[s->st_shndx];
         if (at->part < 0) continue;
-        if (s->value > in->size) return korch_refuse(own, "symbol %s is outside of its section", name_of(o, s));
-        o->targets[i] = own->code->base + own->starts[at->part] + at->offset + s->value;
-        if (binding == LOCAL || *name_of(o, s) == 0) continue;
+        if (s->st_value > in->sh_size) return korch_refuse(own, "symbol %s is outside of its section", name_of(o, s));
+        o->targets[i] = own->code->base + own->starts[at->part] + at->offset + s->st_value;
+        if (binding == STB_LOCAL || *name_of(o, s) == 0) continue;
         entry *const found = find(own->code, name_of(o, s));
-        if (found->name && binding == GLOBAL) return korch_refuse(own, "symbol %s is defined twice", name_of(o, s));
+        if (found->name && binding == STB_GLOBAL) return korch_refuse(own, "symbol %s is defined twice", name_of(o, s));
         if (found->name) {
             o->targets[i] = (char *)found->address;
             continue;
         }
-        found->name = strcpy(*names, name_of(o, s));
-        found->address = o->targets[i];
-        *names += strlen(*names) + 1;
+        *found = (entry){names + s->st_name, o->targets[i]};
     }
     return true;
 }
@@ -177,7 +177,7 @@ static bool define(linker *own, object *o, char **names) {
 static bool resolve(linker *own, object *o) {
     for (uint64_t i = 1; i < o->symbol_count; ++i) {
         const symbol *const s = &o->symbols[i];
-        if (s->section != UNDEFINED) continue;
+        if (s->st_shndx != SHN_UNDEF) continue;
         const char *const name = name_of(o, s);
         o->targets[i] = (char *)korch_symbol(own->code, name);
         for (size_t k = 0; !o->targets[i] && k < sizeof own_entries / sizeof *own_entries; ++k)
@@ -188,47 +188,42 @@ static bool resolve(linker *own, object *o) {
 
 /* Apply the relocations of one section. */
 static bool relocate(linker *own, object *o, const section *rows) {
-    const place *const at = &o->places[rows->info];
-    const section *const target = &o->sections[rows->info];
-    if (rows->entry_size != sizeof(relocation) || target->type == NO_BITS)
+    const place *const at = &o->places[rows->sh_info];
+    const section *const target = &o->sections[rows->sh_info];
+    if (rows->sh_entsize != sizeof(relocation) || target->sh_type == SHT_NOBITS)
         return korch_refuse(own, "its relocations are not as expected");
-    for (uint64_t i = 0; i < rows->size / sizeof(relocation); ++i) {
-        relocation row;
-        memcpy(&row, o->bytes + rows->offset + i * sizeof row, sizeof row);
-        if (row.type == 0) continue;
-        if (row.offset > target->size || row.symbol >= o->symbol_count)
+    for (uint64_t i = 0; i < rows->sh_size / sizeof(relocation); ++i) {
+        const relocation *const row = (const relocation *)(o->bytes + rows->sh_offset) + i;
+        const uint32_t type = ELF64_R_TYPE(row->r_info), number = ELF64_R_SYM(row->r_info);
+        if (type == 0) continue;
+        if (row->r_offset > target->sh_size || number >= o->symbol_count)
             return korch_refuse(own, "relocation %llu is outside of its section, or of a missing symbol", (unsigned long long)i);
-        if (!o->targets[row.symbol])
-            return korch_refuse(own, "symbol %s is not defined", name_of(o, &o->symbols[row.symbol]));
-        const fix f = {own->code->base + own->starts[at->part] + at->offset + row.offset, target->size - row.offset, row.type,
-                       row.symbol, row.addend};
+        if (!o->targets[number]) return korch_refuse(own, "symbol %s is not defined", name_of(o, &o->symbols[number]));
+        char *const place = own->code->base + own->starts[at->part] + at->offset + row->r_offset;
+        const fix f = {place, target->sh_size - row->r_offset, type, number, row->r_addend};
         if (!korch_relocate(own, o, &f)) return false;
     }
     return true;
 }
 
 static bool fill(linker *own, object *o) {
-    for (int i = 0; i < o->head.section_count; ++i) {
+    for (int i = 0; i < o->head->e_shnum; ++i) {
         const section *const s = &o->sections[i];
-        if (o->places[i].part >= 0 && s->type == BITS)
-            memcpy(own->code->base + own->starts[o->places[i].part] + o->places[i].offset, o->bytes + s->offset, s->size);
+        const place *const at = &o->places[i];
+        if (at->part >= 0 && s->sh_type == SHT_PROGBITS)
+            memcpy(own->code->base + own->starts[at->part] + at->offset, o->bytes + s->sh_offset, s->sh_size);
     }
-    for (int i = 0; i < o->head.section_count; ++i) {
+    for (int i = 0; i < o->head->e_shnum; ++i) {
         const section *const s = &o->sections[i];
-        const bool is_one = s->type == ADDENDS || s->type == 9;
-        if (!is_one || s->info >= o->head.section_count || o->places[s->info].part < 0) continue;
-        if (s->type != ADDENDS) return korch_refuse(own, "it has relocations without addends");
+        const bool is_one = s->sh_type == SHT_RELA || s->sh_type == SHT_REL;
+        if (!is_one || s->sh_info >= o->head->e_shnum || o->places[s->sh_info].part < 0) continue;
+        if (s->sh_type != SHT_RELA) return korch_refuse(own, "it has relocations without addends");
         if (!relocate(own, o, s)) return false;
     }
     return true;
 }
 
 /* -- Memory --------------------------------------------------------------------------------------------------------- */
-
-static char *map(uint64_t size) {
-    void *const found = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return found == MAP_FAILED ? NULL : found;
-}
 
 /* Map memory for all parts, stubs and slots, and make the table of symbols. */
 static bool allocate(linker *own) {
@@ -238,17 +233,14 @@ static bool allocate(linker *own) {
     own->starts[CONSTANTS] = (code_bytes + own->distant * STUB_BYTES + page - 1) & -page;
     own->starts[DATA] = (own->starts[CONSTANTS] + constant_bytes + own->distant * SLOT_BYTES + page - 1) & -page;
     code->size = (own->starts[DATA] + own->sizes[DATA] + page) & -page;
-    code->base = code->size <= 4 * MOST_BYTES ? map(code->size) : NULL;
-    uint64_t symbols = 0, names = 1;
-    for (int64_t i = 0; i < own->count; ++i)
-        for (uint64_t k = 0; k < own->objects[i].symbol_count; ++k) {
-            ++symbols;
-            names += strlen(name_of(&own->objects[i], &own->objects[i].symbols[k])) + 1;
-        }
-    for (code->room = 16; code->room < 2 * symbols;) code->room *= 2;
+    void *base = MAP_FAILED;
+    if (code->size <= 4 * MOST_BYTES) base = mmap(NULL, code->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    code->base = base == MAP_FAILED ? NULL : base;
+    for (code->room = 16; code->room < 2 * own->symbol_count;) code->room *= 2;
     code->symbols = calloc(code->room, sizeof(entry));
-    code->names = malloc(names);
+    code->names = malloc(own->names_size + 1);
     if (!code->base || !code->symbols || !code->names) return korch_refuse(own, "there is no memory for it");
+    own->next_name = code->names;
     own->next_stub = code->base + code_bytes;
     own->next_slot = code->base + own->starts[CONSTANTS] + constant_bytes;
     return true;
@@ -264,10 +256,7 @@ static bool each(linker *own, bool (*call)(linker *, object *)) {
 
 static bool link_all(linker *own) {
     if (!each(own, read_header) || !each(own, place_sections) || !each(own, read_symbols) || !allocate(own)) return false;
-    char *names = own->code->names;
-    for (own->at = 0; own->at < own->count; ++own->at)
-        if (!define(own, &own->objects[own->at], &names)) return false;
-    if (!each(own, resolve) || !each(own, fill)) return false;
+    if (!each(own, define) || !each(own, resolve) || !each(own, fill)) return false;
     if (own->machine != OWN_MACHINE) return true; /* to look at it */
     char *const base = own->code->base;
     __builtin___clear_cache(base, base + own->starts[CONSTANTS]);
@@ -285,19 +274,36 @@ void korch_unload(korch_code *code) {
     free(code);
 }
 
-korch_code *korch_load(int machine, const korch_object *objects, int64_t count, char *error, size_t error_size) {
-    linker own = {.count = count, .machine = machine ? machine : OWN_MACHINE, .error = error, .error_size = error_size};
-    own.code = calloc(1, sizeof *own.code);
-    own.objects = calloc((size_t)count + 1, sizeof(object));
-    for (int64_t i = 0; own.objects && i < count; ++i) {
-        own.objects[i].bytes = objects[i].bytes;
-        own.objects[i].size = (uint64_t)objects[i].size;
+/* Find the objects in an archive of `ar`; return their number, or -1 if it is damaged. `objects` may be null. */
+static int64_t objects_in(const char *bytes, int64_t size, object *objects) {
+    int64_t count = 0;
+    if (size < SARMAG || memcmp(bytes, ARMAG, SARMAG) != 0) return -1;
+    for (int64_t at = SARMAG, own; at < size; at += own + (own & 1)) {
+        const struct ar_hdr *const head = (const struct ar_hdr *)(bytes + at);
+        if (size - at < (int64_t)sizeof *head || memcmp(head->ar_fmag, ARFMAG, 2) != 0) return -1;
+        own = strtoll(head->ar_size, NULL, 10); /* it is followed by ar_fmag */
+        at += sizeof *head;
+        if (own < 0 || own > size - at) return -1;
+        if (objects) objects[count] = (object){.bytes = bytes + at, .size = (uint64_t)own};
+        ++count;
     }
-    const bool is_done = own.code && own.objects && link_all(&own);
-    for (int64_t i = 0; own.objects && i < count; ++i) {
-        free((void *)own.objects[i].sections);
+    return count;
+}
+
+korch_code *korch_load(int machine, const void *archive, int64_t size, char *error, size_t error_size) {
+    linker own = {.count = objects_in(archive, size, NULL), .error = error, .error_size = error_size};
+    if (own.count < 0) {
+        snprintf(error, error_size, "the archive of objects is damaged");
+        return NULL;
+    }
+    own.machine = machine ? machine : OWN_MACHINE;
+    own.code = calloc(1, sizeof *own.code);
+    own.objects = calloc((size_t)own.count + 1, sizeof(object));
+    const bool has_memory = own.code && own.objects;
+    if (has_memory) objects_in(archive, size, own.objects);
+    const bool is_done = has_memory ? link_all(&own) : korch_refuse(&own, "there is no memory for it");
+    for (int64_t i = 0; own.objects && i < own.count; ++i) {
         free(own.objects[i].places);
-        free((void *)own.objects[i].symbols);
         free(own.objects[i].targets);
     }
     free(own.objects);

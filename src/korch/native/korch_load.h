@@ -1,52 +1,25 @@
-/* What the two files of the loader share: the parts of the ELF format that are used, and the loader's state. */
+/* What the two files of the loader share. */
 #pragma once
 
 #include "korch_runtime.h"
 
-typedef struct {
-    unsigned char magic[16];
-    uint16_t type, machine;
-    uint32_t version;
-    uint64_t entry, segments, sections;
-    uint32_t flags;
-    uint16_t size, segment_size, segment_count, section_size, section_count, names;
-} header;
-
-typedef struct {
-    uint32_t name, type;
-    uint64_t flags, address, offset, size;
-    uint32_t link, info;
-    uint64_t alignment, entry_size;
-} section;
-
-typedef struct {
-    uint32_t name;
-    unsigned char info, other;
-    uint16_t section;
-    uint64_t value, size;
-} symbol;
-
-typedef struct {
-    uint64_t offset;
-    uint32_t type, symbol;
-    int64_t addend;
-} relocation;
-
-enum { RELOCATABLE = 1, X86_64 = 62, AARCH64 = 183 };
-enum { BITS = 1, SYMBOLS = 2, ADDENDS = 4, NO_BITS = 8, NOTE = 7, UNWIND = 0x70000001 };
-enum { WRITABLE = 1, IN_MEMORY = 2, IS_CODE = 4, IS_COMPRESSED = 0x800, IS_OF_THREADS = 0x400 };
-enum { LOCAL = 0, GLOBAL = 1, WEAK = 2 };
-enum { NO_TYPE = 0, OBJECT = 1, FUNCTION = 2, SECTION = 3, FILE_NAME = 4 };
-enum { UNDEFINED = 0, RESERVED = 0xff00 };
+#include <elf.h>
 
 #if defined(__x86_64__)
-enum { OWN_MACHINE = X86_64 };
+enum { OWN_MACHINE = EM_X86_64 };
 #else
-enum { OWN_MACHINE = AARCH64 };
+enum { OWN_MACHINE = EM_AARCH64 };
 #endif
 
-enum { STUB_BYTES = 16, SLOT_BYTES = 8, PARTS = 3 };
-enum { CODE, CONSTANTS, DATA };
+enum { STUB_BYTES = 16, SLOT_BYTES = 8 };
+enum { CODE, CONSTANTS, DATA, PARTS };
+
+/* The tables of an object, which are at any address. */
+#define UNALIGNED __attribute__((aligned(1)))
+typedef Elf64_Ehdr header UNALIGNED;
+typedef Elf64_Shdr section UNALIGNED;
+typedef Elf64_Sym symbol UNALIGNED;
+typedef Elf64_Rela relocation UNALIGNED;
 
 /* A symbol's name and address. */
 typedef struct {
@@ -61,12 +34,12 @@ typedef struct {
 } place;
 
 typedef struct {
-    const unsigned char *bytes;
+    const char *bytes;
     uint64_t size;
-    header head;
-    const section *sections; /* copies */
+    const header *head;
+    const section *sections;
     place *places;
-    const symbol *symbols; /* copies */
+    const symbol *symbols;
     uint64_t symbol_count;
     const char *names;
     uint64_t names_size;
@@ -79,7 +52,7 @@ struct korch_code {
     char *base;
     uint64_t size;
     entry *symbols; /* a hash table, open addressing */
-    uint64_t room, used;
+    uint64_t room;
     char *names;
 };
 
@@ -89,8 +62,9 @@ typedef struct {
     int64_t count;
     int machine;
     uint64_t sizes[PARTS], starts[PARTS];
+    uint64_t symbol_count, names_size; /* of all objects */
     uint64_t distant; /* the number of relocations that may need a stub and a slot */
-    char *next_stub, *next_slot;
+    char *next_name, *next_stub, *next_slot;
     int at; /* the number of the object that is read */
     char *error;
     size_t error_size;
@@ -106,7 +80,7 @@ typedef struct {
 
 /* The name of a symbol; names end within their table, which ends with a zero. */
 static inline const char *name_of(const object *o, const symbol *s) {
-    return s->name < o->names_size ? o->names + s->name : "";
+    return s->st_name < o->names_size ? o->names + s->st_name : "";
 }
 
 /* Write what is wrong; return false. */

@@ -81,35 +81,6 @@ static void *read_file(const char *path, int64_t *size) {
     return bytes;
 }
 
-enum { HEAD_BYTES = 60, SIZE_AT = 48, SIZE_DIGITS = 10, MAGIC_BYTES = 8 };
-
-/* Find the objects in an archive of `ar`; return their number, or -1 if it is damaged. */
-static int64_t objects_in(const char *bytes, int64_t size, korch_object *objects) {
-    int64_t count = 0;
-    if (size < MAGIC_BYTES || memcmp(bytes, "!<arch>\n", MAGIC_BYTES) != 0) return -1;
-    for (int64_t at = MAGIC_BYTES; at < size;) {
-        char digits[SIZE_DIGITS + 1] = "";
-        if (size - at < HEAD_BYTES) return -1;
-        memcpy(digits, bytes + at + SIZE_AT, SIZE_DIGITS);
-        const int64_t own = strtoll(digits, NULL, 10);
-        at += HEAD_BYTES;
-        if (own < 0 || own > size - at) return -1;
-        objects[count++] = (korch_object){bytes + at, own};
-        at += own + (own & 1);
-    }
-    return count;
-}
-
-/* Load the objects of an archive; if that fails, return null, with a message. */
-KORCH_API korch_code *korch_load_archive(const void *bytes, int64_t size, char *error, size_t error_size) {
-    korch_object *const objects = calloc((size_t)size / HEAD_BYTES + 1, sizeof *objects);
-    const int64_t count = objects ? objects_in(bytes, size, objects) : -1;
-    if (count < 0) snprintf(error, error_size, "the archive of objects is damaged");
-    korch_code *const code = count < 0 ? NULL : korch_load(0, objects, count, error, error_size);
-    free(objects);
-    return code;
-}
-
 /* -- Models --------------------------------------------------------------------------------------------------------- */
 
 KORCH_API void korch_close(korch_model *model) {
@@ -130,7 +101,7 @@ static bool load_code(korch_model *model, const char *folder, char *error, size_
         snprintf(name, sizeof name, "kernels-%s.a", isas[i]);
         void *const bytes = read_file(path_of(path, folder, name), &size);
         if (!bytes) continue;
-        model->code = korch_load_archive(bytes, size, error, error_size);
+        model->code = korch_load(0, bytes, size, error, error_size);
         free(bytes);
         model->plans = model->code ? korch_symbol(model->code, "korch_listed") : NULL;
         if (model->code && !model->plans) snprintf(error, error_size, "%s has no plans", path);

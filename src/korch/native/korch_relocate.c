@@ -9,7 +9,7 @@ static char *stub_of(linker *own, object *o, uint32_t number) {
         {0xff, 0x25, 2, 0, 0, 0, 0x0f, 0x0b},         /* jmp *2(%rip); ud2 */
         {0x50, 0, 0, 0x58, 0x00, 0x02, 0x1f, 0xd6}}; /* ldr x16, . + 8; br x16 */
     char *const at = own->next_stub;
-    memcpy(at, jumps[own->machine == AARCH64], 8);
+    memcpy(at, jumps[own->machine == EM_AARCH64], 8);
     memcpy(at + 8, &o->targets[number], 8);
     own->next_stub += STUB_BYTES;
     return o->stubs[number] = at;
@@ -43,21 +43,20 @@ static bool write_number(linker *own, const object *o, const fix *f, int64_t val
 }
 
 static bool apply_x86(linker *own, object *o, const fix *f) {
-    enum { R64 = 1, PC32 = 2, PLT32 = 4, GOTPCREL = 9, R32 = 10, R32S = 11, PC64 = 24, GOTPCRELX = 41, REX_GOTPCRELX = 42 };
     const char *target = o->targets[f->symbol];
     const int64_t value = distance(NULL, target, f->addend);
     switch (f->type) {
-    case R64: return write_number(own, o, f, value, 8, false);
-    case R32: return write_number(own, o, f, value, 4, true);
-    case R32S: return write_number(own, o, f, value, 4, false);
-    case PC64: return write_number(own, o, f, distance(f->at, target, f->addend), 8, false);
-    case PLT32:
+    case R_X86_64_64: return write_number(own, o, f, value, 8, false);
+    case R_X86_64_32: return write_number(own, o, f, value, 4, true);
+    case R_X86_64_32S: return write_number(own, o, f, value, 4, false);
+    case R_X86_64_PC64: return write_number(own, o, f, distance(f->at, target, f->addend), 8, false);
+    case R_X86_64_PLT32:
         if (!fits(distance(f->at, target, f->addend), 32)) target = stub_of(own, o, f->symbol);
         return write_number(own, o, f, distance(f->at, target, f->addend), 4, false);
-    case PC32: return write_number(own, o, f, distance(f->at, target, f->addend), 4, false);
-    case GOTPCREL:
-    case GOTPCRELX:
-    case REX_GOTPCRELX:
+    case R_X86_64_PC32: return write_number(own, o, f, distance(f->at, target, f->addend), 4, false);
+    case R_X86_64_GOTPCREL:
+    case R_X86_64_GOTPCRELX:
+    case R_X86_64_REX_GOTPCRELX:
         return write_number(own, o, f, distance(f->at, slot_of(own, o, f->symbol), f->addend), 4, false);
     default: return korch_refuse(own, "relocation %u is not known", f->type);
     }
@@ -92,36 +91,34 @@ static bool set_low(linker *own, const object *o, const fix *f, int64_t address,
 }
 
 static bool apply_arm(linker *own, object *o, const fix *f) {
-    enum { ABS64 = 257, ABS32 = 258, PREL64 = 260, PREL32 = 261, PAGE = 275, PAGE_NC = 276, ADD = 277, LDST8 = 278,
-           JUMP26 = 282, CALL26 = 283, LDST16 = 284, LDST32 = 285, LDST64 = 286, LDST128 = 299, GOT_PAGE = 311, GOT_LOW = 312 };
     const char *target = o->targets[f->symbol];
     const int64_t value = distance(NULL, target, f->addend);
     switch (f->type) {
-    case ABS64: return write_number(own, o, f, value, 8, false);
-    case ABS32: return write_number(own, o, f, value, 4, true);
-    case PREL64: return write_number(own, o, f, distance(f->at, target, f->addend), 8, false);
-    case PREL32: return write_number(own, o, f, distance(f->at, target, f->addend), 4, false);
-    case PAGE:
-    case PAGE_NC: return set_page(own, o, f, pages_between(f->at, target, f->addend));
-    case ADD:
-    case LDST8: return set_low(own, o, f, value, 0);
-    case LDST16: return set_low(own, o, f, value, 1);
-    case LDST32: return set_low(own, o, f, value, 2);
-    case LDST64: return set_low(own, o, f, value, 3);
-    case LDST128: return set_low(own, o, f, value, 4);
-    case JUMP26:
-    case CALL26: {
+    case R_AARCH64_ABS64: return write_number(own, o, f, value, 8, false);
+    case R_AARCH64_ABS32: return write_number(own, o, f, value, 4, true);
+    case R_AARCH64_PREL64: return write_number(own, o, f, distance(f->at, target, f->addend), 8, false);
+    case R_AARCH64_PREL32: return write_number(own, o, f, distance(f->at, target, f->addend), 4, false);
+    case R_AARCH64_ADR_PREL_PG_HI21:
+    case R_AARCH64_ADR_PREL_PG_HI21_NC: return set_page(own, o, f, pages_between(f->at, target, f->addend));
+    case R_AARCH64_ADD_ABS_LO12_NC:
+    case R_AARCH64_LDST8_ABS_LO12_NC: return set_low(own, o, f, value, 0);
+    case R_AARCH64_LDST16_ABS_LO12_NC: return set_low(own, o, f, value, 1);
+    case R_AARCH64_LDST32_ABS_LO12_NC: return set_low(own, o, f, value, 2);
+    case R_AARCH64_LDST64_ABS_LO12_NC: return set_low(own, o, f, value, 3);
+    case R_AARCH64_LDST128_ABS_LO12_NC: return set_low(own, o, f, value, 4);
+    case R_AARCH64_JUMP26:
+    case R_AARCH64_CALL26: {
         if (!fits(distance(f->at, target, f->addend), 28)) target = stub_of(own, o, f->symbol);
         const int64_t jump = distance(f->at, target, f->addend);
         if (!fits(jump, 28) || jump & 3) return out_of_range(own, f, o);
         return set_bits(own, f, 0x03ffffff, (uint32_t)(jump >> 2));
     }
-    case GOT_PAGE: return set_page(own, o, f, pages_between(f->at, slot_of(own, o, f->symbol), 0));
-    case GOT_LOW: return set_low(own, o, f, distance(NULL, slot_of(own, o, f->symbol), 0), 3);
+    case R_AARCH64_ADR_GOT_PAGE: return set_page(own, o, f, pages_between(f->at, slot_of(own, o, f->symbol), 0));
+    case R_AARCH64_LD64_GOT_LO12_NC: return set_low(own, o, f, distance(NULL, slot_of(own, o, f->symbol), 0), 3);
     default: return korch_refuse(own, "relocation %u is not known", f->type);
     }
 }
 
 bool korch_relocate(linker *own, object *o, const fix *f) {
-    return own->machine == X86_64 ? apply_x86(own, o, f) : apply_arm(own, o, f);
+    return own->machine == EM_X86_64 ? apply_x86(own, o, f) : apply_arm(own, o, f);
 }

@@ -174,14 +174,9 @@ KORCH_API void korch_use_onnxruntime(const char *path);
 /* Code and constants that are loaded from relocatable objects. */
 typedef struct korch_code korch_code;
 
-typedef struct {
-    const void *bytes;
-    int64_t size;
-} korch_object;
-
-/* Load objects for a machine, by ELF's number, or 0 for this one: those for another can't be run. If that fails, return null,
- * with a message in `error`. */
-KORCH_API korch_code *korch_load(int machine, const korch_object *objects, int64_t count, char *error, size_t error_size);
+/* Load the objects of an archive (`ar`) for a machine, by ELF's number, or 0 for this one: those for another can't be run. If
+ * that fails, return null, with a message in `error`. */
+KORCH_API korch_code *korch_load(int machine, const void *archive, int64_t size, char *error, size_t error_size);
 KORCH_API const void *korch_symbol(const korch_code *code, const char *name);
 KORCH_API void korch_unload(korch_code *code);
 

@@ -61,7 +61,7 @@ def runtime() -> ctypes.CDLL:
         getattr(native, f"korch_{name}_rate").restype = ctypes.c_double
     for name in ("time", "time_fresh", "region_ns"):
         getattr(native, f"korch_{name}").restype = ctypes.c_int64
-    for name in ("load", "load_archive", "symbol", "create"):
+    for name in ("load", "symbol", "create"):
         getattr(native, f"korch_{name}").restype = ctypes.c_void_p
     return native
 
@@ -77,7 +77,7 @@ class Code:
         """
         self._native, error = runtime(), ctypes.create_string_buffer(ERROR_BYTES)
         self._code = ctypes.c_void_p(
-            self._native.korch_load_archive(archive, ctypes.c_int64(len(archive)), error, ctypes.c_size_t(ERROR_BYTES))
+            self._native.korch_load(0, archive, ctypes.c_int64(len(archive)), error, ctypes.c_size_t(ERROR_BYTES))
         )
         if not self._code:
             raise ValueError(error.value.decode(errors="replace"))
