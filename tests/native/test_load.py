@@ -101,7 +101,7 @@ def test_a_damaged_archive_is_refused() -> None:
     cut = [whole[:size] for size in (0, 7, 40, len(whole) - 2)]
     size, end = whole.index(b"`\n") - 10, whole.index(b"`\n")
     for damaged in (*cut, whole[:end] + b"00" + whole[end + 2 :], whole[:size] + b"9" * 10 + whole[end:]):
-        with pytest.raises(ValueError, match="^the archive of objects is damaged$"):
+        with pytest.raises(ValueError, match="the archive of objects is damaged"):
             Code(damaged)
 
 

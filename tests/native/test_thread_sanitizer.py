@@ -61,7 +61,7 @@ static const task TASKS[] = {{0, 0, PART(0), 0}, {0, 1, PART(0), 0}, {0, 0, PART
                              {0, 0, PART(2), 1}, {0, 1, PART(2), 1}, {0, 0, 0, 0, 2}};
 static const condition WAITS[] = {{2, ENDED}, {0, ENDED}};
 static const char *const SYMBOLS[] = {"a", "b", "c", "d", "e"};
-static const korch_plan PLAN = {.steps = {5, STEPS}, .symbols = {5, SYMBOLS}, .slots = {5, SLOTS},
+static const tables PLAN = {.steps = {5, STEPS}, .symbols = {5, SYMBOLS}, .slots = {5, SLOTS},
                                 .bindings = {5, BINDINGS},
                                 .segments = {1, SEGMENTS}, .first_tasks = {4, FIRST_TASKS}, .tasks = {7, TASKS},
                                 .waits = {2, WAITS}, .queues = THREADS};
@@ -71,7 +71,7 @@ static void *work(void *given) {
     static memory memories[2];
     memory *const own = &memories[given != NULL];
     char error[200];
-    korch_handle *const handle = korch_create(&PLAN, NULL, THREADS, error, sizeof error);
+    korch_handle *const handle = korch_create(&PLAN.tensors, NULL, THREADS, error, sizeof error);
     void *const outputs[] = {own};
     for (int turn = 0; turn < TURNS; ++turn) korch_run(handle, NULL, outputs);
     korch_destroy(handle);

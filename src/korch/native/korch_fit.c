@@ -250,8 +250,8 @@ static int64_t choose(korch_session *s, const int64_t *const *shapes, numbers *c
         const bool is_exact = at[2];
         const numbers sizes = at + 3;
         at = sizes + dimensions;
-        int64_t count, own_ns = 0;
-        const korch_tensor *const inputs = korch_inputs(s->model->plans->rows[plan], &count);
+        int64_t own_ns = 0;
+        const korch_tensor *const inputs = s->model->plans->rows[plan]->inputs.rows;
         bool serves = read_sizes(&at, s, inputs, shapes, ends, dimensions, error, error_size);
         for (int64_t d = 0; d < dimensions; ++d) serves &= is_exact ? s->sizes[d] == sizes[d] : s->sizes[d] <= sizes[d];
         if (serves) {
@@ -289,9 +289,9 @@ KORCH_API void korch_stop(korch_session *s) {
 
 KORCH_API korch_session *korch_start(const korch_model *model, int threads, char *error, size_t error_size) {
     korch_session *const s = calloc(1, sizeof *s);
-    int64_t results = 0, count;
+    int64_t results = 0;
     for (int64_t i = 0; i < model->plans->count; ++i) {
-        korch_outputs(model->plans->rows[i], &count);
+        const int64_t count = model->plans->rows[i]->outputs.count;
         results = count > results ? count : results;
     }
     if (s) {
@@ -312,8 +312,8 @@ static bool prepare(korch_session *s, int64_t plan, char *error, size_t error_si
     used *const own = &s->plans[plan];
     if (own->handle) return true;
     const korch_plan *const what = s->model->plans->rows[plan];
-    korch_inputs(what, &own->inputs);
-    korch_outputs(what, &own->outputs);
+    own->inputs = what->inputs.count;
+    own->outputs = what->outputs.count;
     const size_t tensors = (size_t)(own->inputs + own->outputs);
     own->tensors = own->tensors ? own->tensors : calloc(tensors + 1, sizeof *own->tensors);
     own->reads = own->reads ? own->reads : calloc(tensors + 1, sizeof(void *));
@@ -330,14 +330,13 @@ KORCH_API const korch_tensor *korch_fit(korch_session *s, const int64_t *const *
     s->fitted = NULL;
     if (plan < 0 || !prepare(s, plan, error, error_size)) return NULL;
     used *const own = &s->plans[plan];
-    int64_t count, unused[MOST_AXES];
-    const korch_tensor *const inputs = korch_inputs(s->model->plans->rows[plan], &count);
-    const korch_tensor *const outputs = korch_outputs(s->model->plans->rows[plan], &count);
+    int64_t unused[MOST_AXES];
+    const korch_plan *const tensors = s->model->plans->rows[plan];
     own->given = *at++;
     for (int64_t i = 0; i < own->inputs + own->outputs; ++i) {
         padded *const tensor = &own->tensors[i];
         const bool is_input = i < own->inputs, is_hidden = is_input && i >= own->given;
-        const korch_tensor *const what = is_input ? &inputs[i] : &outputs[i - own->inputs];
+        const korch_tensor *const what = is_input ? &tensors->inputs.rows[i] : &tensors->outputs.rows[i - own->inputs];
         int64_t *const shape = is_input ? unused : s->shapes + (i - own->inputs) * MOST_AXES;
         memcpy(shape, what->shape, (size_t)what->rank * sizeof *shape);
         if (!is_hidden) read_spans(&at, s->sizes, tensor, shape);

@@ -1,7 +1,7 @@
 /* Opens the folder of a model: its objects for the best instruction set of this CPU, its weights, the libraries beside it.
  *
  * The objects for an instruction set are one file, `kernels-<instruction set>.a`, in the format of `ar`. weights.bin is an
- * int64_t, the number of offsets; an int64_t for each constant of the first plan in the order of `korch_constants`, then for
+ * int64_t, the number of offsets; an int64_t for each constant of the first plan in its order, then for
  * each constant of the next plan: the offset of its tensor in the file, a multiple of 64; then the tensors. sizes.bin says which
  * shapes each plan takes (korch_fit.c). */
 #include "korch_runtime.h"
@@ -113,20 +113,17 @@ static bool load_code(korch_model *model, const char *folder, char *error, size_
 
 static bool load_weights(korch_model *model, const char *folder, char *error, size_t error_size) {
     char path[PATH_BYTES];
-    int64_t size, needed = 0, count;
-    for (int64_t i = 0; i < model->plans->count; ++i) {
-        korch_constants(model->plans->rows[i], &count);
-        needed += count;
-    }
+    int64_t size, needed = 0;
+    for (int64_t i = 0; i < model->plans->count; ++i) needed += model->plans->rows[i]->constants.count;
     model->weights = read_file(path_of(path, folder, "weights.bin"), &size);
     model->constants = calloc((size_t)needed + 1, sizeof(void *));
     const int64_t *const offsets = (const int64_t *)model->weights;
     bool is_right = offsets && model->constants && size >= 8 && offsets[0] == needed && needed <= (size - 8) / 8;
     for (int64_t i = 0, at = 0; is_right && i < model->plans->count; ++i) {
-        const korch_tensor *const tensors = korch_constants(model->plans->rows[i], &count);
-        for (int64_t k = 0; k < count && is_right; ++k, ++at) {
-            const int64_t offset = offsets[1 + at];
-            is_right = offset >= 0 && offset % 64 == 0 && offset <= size && tensors[k].size_bytes <= size - offset;
+        const korch_plan *const plan = model->plans->rows[i];
+        for (int64_t k = 0; k < plan->constants.count && is_right; ++k, ++at) {
+            const int64_t offset = offsets[1 + at], own_bytes = plan->constants.rows[k].size_bytes;
+            is_right = offset >= 0 && offset % 64 == 0 && offset <= size && own_bytes <= size - offset;
             model->constants[at] = model->weights + offset;
         }
     }
@@ -157,10 +154,7 @@ KORCH_API korch_model *korch_open(const char *folder, char *error, size_t error_
 }
 
 const void *const *korch_weights(const korch_model *model, int64_t plan) {
-    int64_t at = 0, count;
-    for (int64_t i = 0; i < plan; ++i) {
-        korch_constants(model->plans->rows[i], &count);
-        at += count;
-    }
+    int64_t at = 0;
+    for (int64_t i = 0; i < plan; ++i) at += model->plans->rows[i]->constants.count;
     return model->constants + at;
 }

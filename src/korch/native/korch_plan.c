@@ -40,10 +40,10 @@ typedef struct {
     int64_t queue, ended;
 } condition;
 
-struct korch_plan {
-    KORCH_TABLE(korch_tensor) inputs, outputs, constants;
+typedef struct {
+    korch_plan tensors;
     korch_steps steps; /* consecutive ones without `is_alone` run in one region if at least two of them have `team` */
-    KORCH_TABLE(char *const) symbols;
+    KORCH_TABLE(char *const) symbols; /* of the kernels; "" for a concatenation in place */
     KORCH_TABLE(slot) slots;       /* the buffers of all steps, one step after the other */
     KORCH_TABLE(int64_t) bindings; /* the slots whose pointers differ from run to run */
     KORCH_TABLE(copy) copies;
@@ -53,18 +53,18 @@ struct korch_plan {
     KORCH_TABLE(condition) waits;
     int64_t arena_bytes;
     int64_t queues;                /* one per thread, at least 1 */
-};
+} tables;
 
 /* -- Handles -------------------------------------------------------------------------------------------------------- */
 
 struct korch_handle {
-    const korch_plan *plan;
+    const tables *plan;
     pthread_mutex_t mutex;
     korch_handle *next; /* in the list of all handles */
     int64_t threads;
     oversubscription oversubscription;
     char *arena;
-    const void **constants;
+    const void *const *constants;
     void **table; /* the buffers of all steps, for each thread */
     void **states;
     korch_count *ended; /* for each queue: how many of its tasks have run */
@@ -119,7 +119,7 @@ static void copy_outputs(const korch_handle *h, const void *const *inputs, void 
         const void *from = row->from.place == INPUT    ? inputs[row->from.at]
                            : row->from.place == OUTPUT ? (char *)outputs[row->from.at] + row->from.offset
                                                        : locate(h, &row->from, 0);
-        const size_t size = (size_t)h->plan->outputs.rows[row->output].size_bytes;
+        const size_t size = (size_t)h->plan->tensors.outputs.rows[row->output].size_bytes;
         if (size && outputs[row->output] != from) memcpy(outputs[row->output], from, size); /* a state may be both */
     }
 }
@@ -179,7 +179,7 @@ static void run_alone(crew *crew, int64_t i) {
 
 /* Wait, before a task, for other threads' tasks. */
 static void await_tasks(crew *crew, const task *row, int64_t me, const uint32_t *before, const int64_t *first) {
-    const korch_plan *const plan = crew->h->plan;
+    const tables *const plan = crew->h->plan;
     for (int64_t w = row[0].first_wait; w < row[1].first_wait; ++w) {
         const condition *const what = &plan->waits.rows[w];
         korch_count *const count = &crew->h->ended[what->queue];
@@ -196,7 +196,7 @@ static void await_tasks(crew *crew, const task *row, int64_t me, const uint32_t 
 /* Run a segment as tasks; return the step after it. A thread runs the tasks of its queue in order. If the run ends early,
  * threads count their remaining tasks without running them, so that no thread waits forever. */
 static int64_t run_tasks(crew *crew, const korch_member *own, int64_t number) {
-    const korch_plan *const plan = crew->h->plan;
+    const tables *const plan = crew->h->plan;
     uint32_t *const before = before_of(crew->h, own->me);
     const int64_t *const all = plan->first_tasks.rows + number * plan->queues, *const first = all + own->me;
     void *const *const table = table_of(crew->h, own->me);
@@ -241,7 +241,7 @@ static bool meet_crew(crew *crew, korch_member *own) {
 static int run_steps(void *given, korch_member *own) {
     crew *const crew = given;
     korch_handle *const h = crew->h;
-    const korch_plan *const plan = h->plan;
+    const tables *const plan = h->plan;
     memcpy(before_of(h, own->me), before_of(h, h->threads), (size_t)plan->queues * sizeof(uint32_t));
     int64_t next = 0;   /* the next segment */
     bool is_met = true; /* whether there was a barrier since the first thread ran a step alone */
@@ -291,14 +291,14 @@ static void run_apart(crew *crew, int64_t i) {
 }
 
 /* The end of the longest stretch from a step on whose steps can share a region, or of a single step. */
-static int64_t stretch_end(const korch_plan *plan, int64_t from, int *regions) {
+static int64_t stretch_end(const tables *plan, int64_t from, int *regions) {
     int64_t end = from;
     for (*regions = 0; end < plan->steps.count && !plan->steps.rows[end].is_alone; ++end)
         *regions += plan->steps.rows[end].team != NULL;
     return end == from ? end + 1 : end;
 }
 
-static int run(korch_handle *h, const void *const *inputs, void *const *outputs, int64_t *kernel_ns) {
+int korch_run_timed(korch_handle *h, const void *const *inputs, void *const *outputs, int64_t *kernel_ns) {
     pthread_mutex_lock(&h->mutex);
     const int threads = korch_set_threads((int)h->threads);
     const bool watches =
@@ -353,28 +353,6 @@ KORCH_API int korch_catches_interrupts = 0;
 
 KORCH_API int korch_abi_version(void) { return KORCH_ABI_VERSION; }
 
-KORCH_API const korch_tensor *korch_inputs(const korch_plan *plan, int64_t *count) {
-    *count = plan->inputs.count;
-    return plan->inputs.rows;
-}
-
-KORCH_API const korch_tensor *korch_outputs(const korch_plan *plan, int64_t *count) {
-    *count = plan->outputs.count;
-    return plan->outputs.rows;
-}
-
-KORCH_API const korch_tensor *korch_constants(const korch_plan *plan, int64_t *count) {
-    *count = plan->constants.count;
-    return plan->constants.rows;
-}
-
-KORCH_API const char *const *korch_kernels(const korch_plan *plan, int64_t *count) {
-    *count = plan->symbols.count;
-    return (const char *const *)plan->symbols.rows;
-}
-
-KORCH_API int64_t korch_arena_bytes(const korch_plan *plan) { return plan->arena_bytes; }
-
 KORCH_API void korch_destroy(korch_handle *h) {
     if (!h) return;
     pthread_mutex_lock(&handles_mutex);
@@ -386,7 +364,6 @@ KORCH_API void korch_destroy(korch_handle *h) {
     pthread_mutex_unlock(&handles_mutex);
     korch_destroy_states(h->plan->steps, h->states);
     free(h->arena);
-    free(h->constants);
     free(h->table);
     free(h->usual_ns);
     free(h->ended);
@@ -395,8 +372,9 @@ KORCH_API void korch_destroy(korch_handle *h) {
     free(h);
 }
 
-KORCH_API korch_handle *korch_create(const korch_plan *plan, const void *const *constants, int threads, char *error,
+KORCH_API korch_handle *korch_create(const korch_plan *given, const void *const *constants, int threads, char *error,
                                      size_t error_size) {
+    const tables *const plan = (const tables *)given;
     if (threads == 0) threads = (int)plan->queues;
     if (threads < 1 || threads > KORCH_MOST_THREADS) {
         snprintf(error, error_size, "it is for %d threads; expected 1 to %d", threads, KORCH_MOST_THREADS);
@@ -408,20 +386,19 @@ KORCH_API korch_handle *korch_create(const korch_plan *plan, const void *const *
         return NULL;
     }
     h->plan = plan;
+    h->constants = constants;
     pthread_mutex_init(&h->mutex, NULL);
     h->threads = threads;
     h->arena = korch_allocate(plan->arena_bytes);
-    h->constants = calloc((size_t)plan->constants.count + 1, sizeof(void *));
     h->table = calloc((size_t)threads * (size_t)plan->slots.count + 1, sizeof(void *));
     h->usual_ns = calloc((size_t)plan->steps.count + 1, sizeof(int64_t));
     h->ended = korch_allocate(plan->queues * (int64_t)sizeof(korch_count)); /* all 0 */
     h->before = calloc((size_t)(threads + 1) * (size_t)plan->queues, sizeof(uint32_t));
-    if (!h->arena || !h->constants || !h->table || !h->usual_ns || !h->ended || !h->before) {
+    if (!h->arena || !h->table || !h->usual_ns || !h->ended || !h->before) {
         snprintf(error, error_size, "out of memory: the arena needs %lld bytes", (long long)plan->arena_bytes);
         korch_destroy(h);
         return NULL;
     }
-    for (int64_t i = 0; i < plan->constants.count; ++i) h->constants[i] = constants[i];
     for (int64_t t = 0; t < threads; ++t)
         for (int64_t i = 0; i < plan->slots.count; ++i) table_of(h, t)[i] = locate(h, &plan->slots.rows[i], t);
     const int before = korch_set_threads(threads);
@@ -443,10 +420,6 @@ KORCH_API korch_handle *korch_create(const korch_plan *plan, const void *const *
     return h;
 }
 
-KORCH_API int korch_run(korch_handle *h, const void *const *inputs, void *const *outputs) {
-    return run(h, inputs, outputs, NULL);
-}
-
-KORCH_API int korch_run_timed(korch_handle *h, const void *const *inputs, void *const *outputs, int64_t *kernel_ns) {
-    return run(h, inputs, outputs, kernel_ns);
+int korch_run(korch_handle *h, const void *const *inputs, void *const *outputs) {
+    return korch_run_timed(h, inputs, outputs, NULL);
 }

@@ -104,24 +104,19 @@ void korch_trace_begun(int64_t now_ns);
 
 /* -- Plans (korch_plan.c) ------------------------------------------------------------------------------------------- */
 
-typedef struct korch_plan korch_plan;
+/* A table of a plan: `korch.tile.llvm.constants` prints it. */
+#define KORCH_TABLE(type) struct { int64_t count; const type *rows; }
+
+/* What a plan reads and writes, in the order in which pointers are passed. Its other tables follow (korch_plan.c). */
+typedef struct {
+    KORCH_TABLE(korch_tensor) inputs, outputs, constants;
+} korch_plan;
+
 typedef struct korch_handle korch_handle;
-
-/* Descriptions, in the order in which pointers are passed. */
-KORCH_API const korch_tensor *korch_inputs(const korch_plan *plan, int64_t *count);
-KORCH_API const korch_tensor *korch_outputs(const korch_plan *plan, int64_t *count);
-KORCH_API const korch_tensor *korch_constants(const korch_plan *plan, int64_t *count);
-
-/* The symbol of each kernel, in the order in which they run; "" for a step that runs nothing: a concatenation
- * whose operands are written directly into its result. */
-KORCH_API const char *const *korch_kernels(const korch_plan *plan, int64_t *count);
-
-/* The size of the arena that a handle allocates, in bytes. */
-KORCH_API int64_t korch_arena_bytes(const korch_plan *plan);
 
 /* Prepare to run. If that fails, return null, with a message in error.
  *
- * constants: the packed constants, aligned to 64 bytes; they must stay valid and unchanged until korch_destroy.
+ * constants: the packed constants, aligned to 64 bytes; they and this array must stay as they are until korch_destroy.
  * threads: the threads of every run, at most 1024; 0 for the number that the plan was built for.
  */
 KORCH_API korch_handle *korch_create(const korch_plan *plan, const void *const *constants, int threads, char *error,
@@ -135,14 +130,11 @@ KORCH_API korch_handle *korch_create(const korch_plan *plan, const void *const *
  */
 KORCH_API int korch_run(korch_handle *handle, const void *const *inputs, void *const *outputs);
 
-/* The same, and write the nanoseconds of each kernel to kernel_ns. */
+/* The same, and write the nanoseconds of each kernel to kernel_ns, unless it is null. */
 KORCH_API int korch_run_timed(korch_handle *handle, const void *const *inputs, void *const *outputs, int64_t *kernel_ns);
 
 /* Free a handle of korch_create. Null is allowed. */
 KORCH_API void korch_destroy(korch_handle *handle);
-
-/* A table of a plan: `korch.tile.llvm.constants` prints it. */
-#define KORCH_TABLE(type) struct { int64_t count; const type *rows; }
 
 /* One kernel call: its buffers are slots[first_slot], slots[first_slot + 1], and so on. `run` is null for a step that runs
  * nothing (a concatenation in place). `team` is the function that all threads of a team call; it is null for a step that
@@ -192,7 +184,7 @@ struct korch_model {
     int64_t *numbers;
 };
 
-/* The packed constants of a plan of a model, in the order of `korch_constants`. */
+/* The packed constants of a plan of a model. */
 const void *const *korch_weights(const korch_model *model, int64_t plan);
 
 /* Memory that starts at a huge page if it is large; null if there is none. It is filled with zeros. */

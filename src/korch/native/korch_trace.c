@@ -42,7 +42,7 @@ KORCH_API int korch_watch(int traces, korch_handle *handle, const void *const *i
     records = into, limit = room;
     regions = count = 0;
     korch_traces = traces;
-    const int code = kernel_ns ? korch_run_timed(handle, inputs, outputs, kernel_ns) : korch_run(handle, inputs, outputs);
+    const int code = korch_run_timed(handle, inputs, outputs, kernel_ns);
     korch_traces = 0;
     *found = count, *begun_ns = first_ns;
     return code;

@@ -35,8 +35,19 @@ class _Tensor(ctypes.Structure):
     )
 
 
-class _List(ctypes.Structure):
-    _fields_ = (("count", ctypes.c_int64), ("plans", ctypes.POINTER(ctypes.c_void_p)))
+def _table(row: type) -> type[ctypes.Structure]:
+    fields: Any = (("count", ctypes.c_int64), ("rows", ctypes.POINTER(row)))
+    return type("_Table", (ctypes.Structure,), {"_fields_": fields})
+
+
+class _Plan(ctypes.Structure):
+    """The first tables of a plan (`korch_plan.c`)."""
+
+    _fields_ = (
+        *((name, _table(_Tensor)) for name in ("inputs", "outputs", "constants")),
+        ("steps", _table(ctypes.c_byte)),
+        ("symbols", _table(ctypes.c_char_p)),
+    )
 
 
 class Library:
@@ -53,24 +64,20 @@ class Library:
         """Read the tensors and kernels of a plan; `load_plans` makes the plans."""
         self.plan = ctypes.c_void_p(plan)
         self._code = code
-        self.inputs = self._tensors("inputs")
-        self.outputs = self._tensors("outputs")
-        self.constants = self._tensors("constants")
-        count = ctypes.c_int64()
-        names = self.function("kernels", ctypes.POINTER(ctypes.c_char_p))(self.plan, ctypes.byref(count))
-        self.kernels = tuple(names[i].decode() for i in range(count.value))
+        tables = _Plan.from_address(plan)
+        self.inputs, self.outputs, self.constants = map(_tensors, (tables.inputs, tables.outputs, tables.constants))
+        self.kernels = tuple(name.decode() for name in tables.symbols.rows[: tables.symbols.count])
 
     def function(self, name: str, result: Any = ctypes.c_int) -> Callable[..., Any]:
         """Return a function of the C interface; its arguments are not checked."""
         return ctypes.CFUNCTYPE(result)((f"korch_{name}", runtime()))
 
-    def _tensors(self, function: str) -> Tensors:
-        count = ctypes.c_int64()
-        found = self.function(function, ctypes.POINTER(_Tensor))(self.plan, ctypes.byref(count))
-        return tuple(
-            (t.name.decode(), ValueType(tuple(t.shape[: t.rank]), DType(t.dtype.decode())))
-            for t in found[: count.value]
-        )
+
+def _tensors(table: Any) -> Tensors:
+    return tuple(
+        (t.name.decode(), ValueType(tuple(t.shape[: t.rank]), DType(t.dtype.decode())))
+        for t in table.rows[: table.count]
+    )
 
 
 class Handle:
@@ -94,13 +101,12 @@ class Handle:
             raise ProviderError(
                 f"it can't be set up: {error.value.decode(errors='replace')}", "executable", hint="Build it again"
             )
-        self._weights = weights
         self._handle = ctypes.c_void_p(handle)
         self._run = library.function("run")
         self._run_timed = library.function("run_timed")
         destroy = library.function("destroy", None)
-        # The weights and the library are arguments so that they outlive the handle.
-        weakref.finalize(self, _destroy, destroy, self._handle, weights, library)
+        # The rest are arguments so that they outlive the handle.
+        weakref.finalize(self, _destroy, destroy, self._handle, pointers, weights, library)
 
     @property
     def pointer(self) -> ctypes.c_void_p:
@@ -139,7 +145,7 @@ class Handle:
             raise ProviderError("it failed while it ran", where, hint=FAILED)
 
 
-def _destroy(destroy: Callable[[Any], None], handle: ctypes.c_void_p, weights: Weights, library: Library) -> None:
+def _destroy(destroy: Callable[[Any], None], handle: ctypes.c_void_p, *_: object) -> None:
     destroy(handle)
 
 
@@ -161,6 +167,6 @@ def load_plans(objects: Mapping[str, bytes]) -> list[Library]:
     at = code.address(LIST)
     if at is None:
         raise ArtifactError("its kernels have no plans", hint=REBUILD)
-    found = _List.from_address(at)
+    found = _table(ctypes.c_void_p).from_address(at)
     ctypes.c_int.in_dll(runtime(), "korch_catches_interrupts").value = 1
-    return [Library(found.plans[i], code) for i in range(found.count)]
+    return [Library(plan, code) for plan in found.rows[: found.count]]

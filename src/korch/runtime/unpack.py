@@ -11,7 +11,7 @@
     sources/*             the sources of the objects
 
 weights.bin consists of 64-bit integers in the machine's byte order, followed by tensors: the number of
-offsets; the offset of each constant of the first plan, in the order of `korch_constants`, then those of
+offsets; the offset of each constant of the first plan, in its order, then those of
 the next plan, and so on; and the tensors, each at a multiple of 64. With it, one C program can load the
 weights of any artifact.
 
