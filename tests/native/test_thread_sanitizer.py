@@ -120,5 +120,5 @@ def test_no_race_is_found(tmp_path: Path) -> None:
 
 
 def test_a_missing_wait_is_found(tmp_path: Path) -> None:
-    done = sanitized(tmp_path, 0)
+    done = sanitized(tmp_path, -6)  # no task
     assert done.returncode != 0 and "data race" in done.stderr

@@ -42,7 +42,7 @@ typedef struct {
 
 typedef struct {
     korch_plan tensors;
-    korch_steps steps; /* consecutive ones without `is_alone` run in one region if at least two of them have `team` */
+    korch_steps steps; /* consecutive ones without `is_alone` run in one region */
     KORCH_TABLE(char *const) symbols; /* of the kernels; "" for a concatenation in place */
     KORCH_TABLE(slot) slots;       /* the buffers of all steps, one step after the other */
     KORCH_TABLE(int64_t) bindings; /* the slots whose pointers differ from run to run */
@@ -67,10 +67,10 @@ struct korch_handle {
     const void *const *constants;
     void **table; /* the buffers of all steps, for each thread */
     void **states;
-    korch_count *ended; /* for each queue: how many of its tasks have run */
-    uint32_t *before;   /* for each thread, and for a run: how many had run before, for each queue */
+    korch_count *ended; /* for each queue: the number of the task after the one that has ended last; 0 before the first */
     int64_t *usual_ns;  /* the usual time of each step that runs apart; see note_step */
     int64_t took_ns;    /* the time of the last run; 0 before the first */
+    int64_t start_ns;   /* in timed runs: when the next kernel begins */
 };
 
 static pthread_mutex_t handles_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -93,13 +93,13 @@ void *korch_allocate(int64_t size) {
 }
 
 static void **table_of(const korch_handle *h, int64_t thread) { return h->table + thread * h->plan->slots.count; }
-static uint32_t *before_of(const korch_handle *h, int64_t thread) { return h->before + thread * h->plan->queues; }
 
-static void *locate(const korch_handle *h, const slot *from, int64_t thread) {
+static void *locate(const korch_handle *h, const slot *from, int64_t thread, const void *const *inputs, void *const *outputs) {
     switch (from->place) {
     case ARENA: return h->arena + from->at + thread * from->offset;
     case CONSTANT: return (void *)h->constants[from->at];
-    default: return NULL;
+    case INPUT: return (void *)inputs[from->at];
+    default: return (char *)outputs[from->at] + from->offset;
     }
 }
 
@@ -107,8 +107,7 @@ static void *locate(const korch_handle *h, const slot *from, int64_t thread) {
 static void bind_tensors(korch_handle *h, const void *const *inputs, void *const *outputs) {
     for (int64_t i = 0; i < h->plan->bindings.count; ++i) {
         const int64_t binding = h->plan->bindings.rows[i];
-        const slot *const own = &h->plan->slots.rows[binding];
-        void *const at = own->place == INPUT ? (void *)inputs[own->at] : (char *)outputs[own->at] + own->offset;
+        void *const at = locate(h, &h->plan->slots.rows[binding], 0, inputs, outputs);
         for (int64_t t = 0; t < h->threads; ++t) table_of(h, t)[binding] = at;
     }
 }
@@ -116,9 +115,7 @@ static void bind_tensors(korch_handle *h, const void *const *inputs, void *const
 static void copy_outputs(const korch_handle *h, const void *const *inputs, void *const *outputs) {
     for (int64_t i = 0; i < h->plan->copies.count; ++i) {
         const copy *const row = &h->plan->copies.rows[i];
-        const void *from = row->from.place == INPUT    ? inputs[row->from.at]
-                           : row->from.place == OUTPUT ? (char *)outputs[row->from.at] + row->from.offset
-                                                       : locate(h, &row->from, 0);
+        const void *const from = locate(h, &row->from, 0, inputs, outputs);
         const size_t size = (size_t)h->plan->tensors.outputs.rows[row->output].size_bytes;
         if (size && outputs[row->output] != from) memcpy(outputs[row->output], from, size); /* a state may be both */
     }
@@ -136,7 +133,6 @@ typedef struct {
     bool stops;
     int64_t came_ns;    /* when all threads had arrived at the last barrier */
     int64_t *kernel_ns; /* null unless the run is timed */
-    int64_t *start_ns;  /* in timed runs: when the next kernel begins */
 } crew;
 
 static int failed_step(const crew *crew) {
@@ -157,19 +153,12 @@ static void note_arrival(korch_hooks *hooks) {
     own->stops = failed_step(own) || is_oversubscribed(own->oversubscription, korch_now_ns);
 }
 
-static crew made(korch_handle *h, int64_t from, int64_t end, oversubscription *oversubscription, int64_t *kernel_ns,
-                 int64_t *start_ns) {
-    for (int64_t q = 0; q < h->plan->queues; ++q) before_of(h, h->threads)[q] = korch_count_now(&h->ended[q]);
-    const korch_hooks hooks = {oversubscription ? note_wait : NULL, note_arrival};
-    return (crew){hooks, h, oversubscription, from, end, 0, false, 0, kernel_ns, start_ns};
-}
-
 /* Record that a step has ended: now, or at `ended_ns`, when all threads had ended it. */
 static void note_end(const crew *crew, const korch_member *own, int64_t i, int64_t ended_ns) {
     if (!crew->kernel_ns || own->me != 0) return;
     const int64_t now_ns = ended_ns ? ended_ns : korch_now_ns();
-    crew->kernel_ns[i] = now_ns - *crew->start_ns;
-    *crew->start_ns = now_ns;
+    crew->kernel_ns[i] = now_ns - crew->h->start_ns;
+    crew->h->start_ns = now_ns;
 }
 
 static void run_alone(crew *crew, int64_t i) {
@@ -177,19 +166,19 @@ static void run_alone(crew *crew, int64_t i) {
     if (own->run && own->run(crew->h->states[i], crew->h->table + own->first_slot)) fail(crew, i);
 }
 
-/* Wait, before a task, for other threads' tasks. */
-static void await_tasks(crew *crew, const task *row, int64_t me, const uint32_t *before, const int64_t *first) {
+/* Wait, before a task, for other threads' tasks. `first`: the first task of each queue in this segment. */
+static void await_tasks(crew *crew, const task *row, int64_t me, const int64_t *first) {
     const tables *const plan = crew->h->plan;
     for (int64_t w = row[0].first_wait; w < row[1].first_wait; ++w) {
         const condition *const what = &plan->waits.rows[w];
         korch_count *const count = &crew->h->ended[what->queue];
-        const uint32_t wanted = before[what->queue] + (uint32_t)what->ended;
-        if (korch_is_at(count, wanted)) continue;
+        const int64_t wanted = first[what->queue] + what->ended;
+        if (korch_is_at(count, (uint32_t)wanted)) continue;
         const bool is_told = me == 0 && crew->oversubscription;
         const int64_t since_ns = is_told || korch_traces ? korch_now_ns() : 0;
-        korch_wait_for(count, wanted, korch_look_ns(crew->h->threads));
+        korch_wait_for(count, (uint32_t)wanted, korch_look_ns(crew->h->threads));
         if (is_told) note_wait(&crew->hooks, since_ns);
-        if (korch_traces == 2) korch_trace_task(1, me, first[what->queue - me] + what->ended - 1, NULL, since_ns);
+        if (korch_traces == 2) korch_trace_task(1, me, wanted - 1, NULL, since_ns);
     }
 }
 
@@ -197,13 +186,12 @@ static void await_tasks(crew *crew, const task *row, int64_t me, const uint32_t 
  * threads count their remaining tasks without running them, so that no thread waits forever. */
 static int64_t run_tasks(crew *crew, const korch_member *own, int64_t number) {
     const tables *const plan = crew->h->plan;
-    uint32_t *const before = before_of(crew->h, own->me);
-    const int64_t *const all = plan->first_tasks.rows + number * plan->queues, *const first = all + own->me;
+    const int64_t *const first = plan->first_tasks.rows + number * plan->queues;
     void *const *const table = table_of(crew->h, own->me);
     korch_count *const ended = &crew->h->ended[own->me];
-    for (int64_t i = first[0]; i < first[1]; ++i) {
+    for (int64_t i = first[own->me]; i < first[own->me + 1]; ++i) {
         const task *const row = &plan->tasks.rows[i];
-        await_tasks(crew, row, own->me, before, first);
+        await_tasks(crew, row, own->me, first);
         const korch_step *const what = &plan->steps.rows[row->step];
         const int64_t since_ns = korch_traces ? korch_now_ns() : 0;
         if (failed_step(crew)) /* count it only */;
@@ -213,9 +201,8 @@ static int64_t run_tasks(crew *crew, const korch_member *own, int64_t number) {
             what->tasks((int)row->stage, table + what->first_slot, row->begin, row->end, own->me);
         }
         if (korch_traces == 2) korch_trace_task(0, own->me, i, &row->step, since_ns);
-        korch_set(ended, korch_count_now(ended) + 1);
+        korch_set(ended, (uint32_t)i + 1);
     }
-    for (int64_t q = 0; q < plan->queues; ++q) before[q] += (uint32_t)(all[q + 1] - all[q]);
     return plan->segments.rows[number].end;
 }
 
@@ -242,7 +229,6 @@ static int run_steps(void *given, korch_member *own) {
     crew *const crew = given;
     korch_handle *const h = crew->h;
     const tables *const plan = h->plan;
-    memcpy(before_of(h, own->me), before_of(h, h->threads), (size_t)plan->queues * sizeof(uint32_t));
     int64_t next = 0;   /* the next segment */
     bool is_met = true; /* whether there was a barrier since the first thread ran a step alone */
     for (int64_t i = crew->from; i < crew->end;) {
@@ -290,12 +276,14 @@ static void run_apart(crew *crew, int64_t i) {
     if (crew->oversubscription) note_step(crew->oversubscription, now_ns - since_ns, now_ns, &h->usual_ns[i], h->threads);
 }
 
-/* The end of the longest stretch from a step on whose steps can share a region, or of a single step. */
-static int64_t stretch_end(const tables *plan, int64_t from, int *regions) {
-    int64_t end = from;
-    for (*regions = 0; end < plan->steps.count && !plan->steps.rows[end].is_alone; ++end)
-        *regions += plan->steps.rows[end].team != NULL;
-    return end == from ? end + 1 : end;
+/* Run the steps of a crew, before which no other thread is in a region of this handle. */
+static int run_crew(crew *crew) {
+    const korch_step *const first = &crew->h->plan->steps.rows[crew->from];
+    for (int64_t q = 0; q < crew->h->plan->queues; ++q) __atomic_store_n(&crew->h->ended[q].value, 0, __ATOMIC_RELAXED);
+    const bool is_one = crew->end == crew->from + 1 && first->team && crew->h->threads > 1;
+    if (first->is_alone || is_one) run_apart(crew, crew->from);
+    else run_together(crew);
+    return failed_step(crew);
 }
 
 int korch_run_timed(korch_handle *h, const void *const *inputs, void *const *outputs, int64_t *kernel_ns) {
@@ -304,22 +292,17 @@ int korch_run_timed(korch_handle *h, const void *const *inputs, void *const *out
     const bool watches =
         korch_catches_interrupts && (h->took_ns == 0 || h->took_ns > LONG_RUN_NS) && korch_watch_interrupts();
     bind_tensors(h, inputs, outputs);
-    const int64_t begun_ns = korch_now_ns();
-    int64_t start_ns = begun_ns;
+    const int64_t begun_ns = h->start_ns = korch_now_ns();
+    const korch_steps steps = h->plan->steps;
     int failed = 0;
     if (korch_traces) korch_trace_begun(begun_ns);
     /* Timed runs always use all threads. */
     oversubscription *const oversubscription = kernel_ns || h->threads == 1 ? NULL : &h->oversubscription;
     if (oversubscription) begin_oversubscription(oversubscription, begun_ns);
-    for (int64_t from = 0, end; from < h->plan->steps.count && !failed; from = end) {
-        int regions;
-        end = stretch_end(h->plan, from, &regions);
-        crew own = made(h, from, end, oversubscription, kernel_ns, &start_ns);
-        const bool is_apart =
-            h->plan->steps.rows[from].is_alone || (end == from + 1 && regions && h->threads > 1);
-        if (is_apart) run_apart(&own, from);
-        else run_together(&own);
-        failed = failed_step(&own);
+    const korch_hooks hooks = {oversubscription ? note_wait : NULL, note_arrival};
+    for (int64_t from = 0, end; from < steps.count && !failed; from = end) {
+        for (end = from + 1; end < steps.count && !steps.rows[from].is_alone && !steps.rows[end].is_alone;) ++end;
+        failed = run_crew(&(crew){hooks, h, oversubscription, from, end, .kernel_ns = kernel_ns});
     }
     if (oversubscription && !failed) end_oversubscription(oversubscription, korch_now_ns());
     if (!failed) copy_outputs(h, inputs, outputs);
@@ -367,7 +350,6 @@ KORCH_API void korch_destroy(korch_handle *h) {
     free(h->table);
     free(h->usual_ns);
     free(h->ended);
-    free(h->before);
     pthread_mutex_destroy(&h->mutex);
     free(h);
 }
@@ -393,14 +375,16 @@ KORCH_API korch_handle *korch_create(const korch_plan *given, const void *const 
     h->table = calloc((size_t)threads * (size_t)plan->slots.count + 1, sizeof(void *));
     h->usual_ns = calloc((size_t)plan->steps.count + 1, sizeof(int64_t));
     h->ended = korch_allocate(plan->queues * (int64_t)sizeof(korch_count)); /* all 0 */
-    h->before = calloc((size_t)(threads + 1) * (size_t)plan->queues, sizeof(uint32_t));
-    if (!h->arena || !h->table || !h->usual_ns || !h->ended || !h->before) {
+    if (!h->arena || !h->table || !h->usual_ns || !h->ended) {
         snprintf(error, error_size, "out of memory: the arena needs %lld bytes", (long long)plan->arena_bytes);
         korch_destroy(h);
         return NULL;
     }
     for (int64_t t = 0; t < threads; ++t)
-        for (int64_t i = 0; i < plan->slots.count; ++i) table_of(h, t)[i] = locate(h, &plan->slots.rows[i], t);
+        for (int64_t i = 0; i < plan->slots.count; ++i) {
+            const slot *const own = &plan->slots.rows[i];
+            if (own->place < INPUT) table_of(h, t)[i] = locate(h, own, t, NULL, NULL);
+        }
     const int before = korch_set_threads(threads);
     char text[512] = "";
     int64_t failed;

@@ -23,7 +23,8 @@
 /* The most threads of a team. */
 enum { KORCH_MOST_THREADS = 1024 };
 
-/* A counter of one thread, for which other threads wait. Each has its own cache line. Only its thread sets it. */
+/* A counter of one thread, for which other threads wait. Each has its own cache line. Only its thread sets it, except that
+ * the first thread of a team may set it to 0 while no other is in a region. */
 typedef struct {
     _Alignas(64) uint32_t value;
     uint32_t sleepers;
