@@ -35,8 +35,8 @@ static int write_all(void *state, void *const *buffers) {
 }
 
 /* A kernel of two stages, which all threads run. */
-static int sum(void *const *buffers, korch_member *own) {
-    long *const at = ((memory *)buffers[0])->sums;
+static int sum(void *given, korch_member *own) {
+    long *const at = (*(memory **)given)->sums;
     at[own->me] += 1;
     if (own->threads > 1) own->meet(own);
     const long other = at[(own->me + 1) % own->threads] & 1;

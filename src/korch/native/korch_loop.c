@@ -53,7 +53,7 @@ typedef struct {
 
 typedef struct {
     int64_t mode, threads, trips, tensors;
-    int (*team)(void *const *, korch_member *); /* the kernel's own function for several threads, or null */
+    korch_job team; /* the kernel's own function for several threads, or null */
     const unsigned char *data;
     korch_steps parts;
     KORCH_TABLE(slot) slots;

@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #endif
 
+#include <sched.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -40,7 +41,8 @@ typedef struct korch_member {
     uint32_t turn; /* how many regions and barriers the team's threads have begun and passed */
 } korch_member;
 
-/* What the threads of a team run; returns whether it failed. */
+/* What the threads of a team run, such as a kernel's function for several threads, which is given its buffers; returns
+ * whether it failed. */
 typedef int (*korch_job)(void *given, korch_member *own);
 
 /* What the first thread of a team calls; embedded in what these functions need. Kernels' own regions have none. */
@@ -59,8 +61,9 @@ struct korch_team {
     korch_hooks *hooks;
     int failed;
     int core;          /* that of the first thread, which the others were moved off */
-    char allowed[128]; /* the cores that the first thread may use */
+    cpu_set_t allowed; /* the cores that the first thread may use */
     int64_t region;    /* its number in a trace */
+    int64_t begun;     /* how many of the other threads have begun */
     int *numbers;      /* the system's numbers of the other threads */
     korch_team *next;  /* in the list of idle teams */
     korch_count counts[];
@@ -76,8 +79,8 @@ void korch_wait_for(korch_count *count, uint32_t wanted, int64_t look_ns);
 /* Run a job on a number of threads; within a region, on the calling thread only. Returns whether any failed. */
 int korch_parallel(int64_t threads, korch_job run, void *given, korch_hooks *hooks);
 
-/* The same for a kernel's function for several threads: what kernels call. */
-KORCH_API int korch_region(int threads, int (*team)(void *const *buffers, korch_member *own), void *const *buffers);
+/* The same without hooks: what kernels call. */
+KORCH_API int korch_region(int threads, korch_job team, void *const *buffers);
 
 /* How many cores this process may use. */
 KORCH_API void korch_use_cores(int count);
@@ -143,7 +146,7 @@ KORCH_API void korch_destroy(korch_handle *handle);
  * thread `me`; it is null if the step is not run as tasks. `create` and `destroy` are null if the kernel has no state. */
 typedef struct {
     int (*run)(void *state, void *const *buffers);
-    int (*team)(void *const *buffers, korch_member *own);
+    korch_job team;
     void (*tasks)(int stage, void *const *buffers, int64_t begin, int64_t end, int64_t me);
     void *(*create)(int threads, char *error, size_t error_size);
     void (*destroy)(void *state);

@@ -7,7 +7,6 @@
 #include "korch_runtime.h"
 
 #include <pthread.h>
-#include <sched.h>
 #include <linux/futex.h>
 #include <signal.h>
 #include <sys/syscall.h>
@@ -94,31 +93,24 @@ void korch_wait_for(korch_count *count, uint32_t wanted, int64_t look_ns) {
 static cpu_set_t bound; /* the cores of threads that are bound to one each */
 static bool is_bound;
 
-/* Bind the calling thread, and the threads of teams that are created later, to a core each, if there are `threads` cores.
- * For measurements: on a busy machine, the system would let two of them wait for the same core. */
-KORCH_API void korch_bind(int threads) {
-    if (sched_getaffinity(0, sizeof bound, &bound) != 0 || CPU_COUNT(&bound) != threads) return;
-    cpu_set_t own;
-    int core = 0;
-    while (!CPU_ISSET(core, &bound)) ++core;
-    CPU_ZERO(&own);
-    CPU_SET(core, &own);
-    is_bound = sched_setaffinity(0, sizeof own, &own) == 0;
-}
-
-static void bind_to(int64_t me) {
+static bool bind_to(int64_t me) {
     cpu_set_t own;
     int core = 0;
     for (int64_t left = me; core < CPU_SETSIZE && (!CPU_ISSET(core, &bound) || left-- > 0);) ++core;
     CPU_ZERO(&own);
     if (core < CPU_SETSIZE) CPU_SET(core, &own);
-    sched_setaffinity(0, sizeof own, &own);
+    return sched_setaffinity(0, sizeof own, &own) == 0;
+}
+
+/* Bind the calling thread, and the threads of teams that are created later, to a core each, if there are `threads` cores.
+ * For measurements: on a busy machine, the system would let two of them wait for the same core. */
+KORCH_API void korch_bind(int threads) {
+    if (sched_getaffinity(0, sizeof bound, &bound) == 0 && CPU_COUNT(&bound) == threads) is_bound = bind_to(0);
 }
 
 /* Let a thread of a team use all cores that the first one may use but its core, if there are enough. */
 static void send_off(int number, const korch_team *team) {
-    cpu_set_t own;
-    memcpy(&own, team->allowed, sizeof own);
+    cpu_set_t own = team->allowed;
     if (CPU_COUNT(&own) < team->threads) return;
     CPU_CLR(team->core, &own);
     if (CPU_COUNT(&own) > 0) sched_setaffinity(number, sizeof own, &own);
@@ -135,10 +127,8 @@ static void keep_apart(korch_team *team) {
     const int core = sched_getcpu();
     if (core == team->core) return;
     team->core = core;
-    cpu_set_t own;
-    CPU_ZERO(&own);
-    sched_getaffinity(0, sizeof own, &own);
-    memcpy(team->allowed, &own, sizeof own);
+    CPU_ZERO(&team->allowed);
+    sched_getaffinity(0, sizeof team->allowed, &team->allowed);
     for (int64_t i = 1; i < team->threads; ++i) {
         const int number = __atomic_load_n(&team->numbers[i], __ATOMIC_RELAXED);
         if (number) send_off(number, team);
@@ -194,15 +184,9 @@ static void note_part(const korch_team *team, korch_member *own, bool begins) {
     if (korch_traces && !team->hooks) korch_trace_work(team->region, own->me, begins);
 }
 
-typedef struct {
-    korch_team *team;
-    int64_t me;
-} place;
-
 static void *serve(void *given) {
-    korch_team *const team = ((place *)given)->team;
-    const int64_t me = ((place *)given)->me;
-    free(given);
+    korch_team *const team = given;
+    const int64_t me = __atomic_add_fetch(&team->begun, 1, __ATOMIC_RELAXED);
     __atomic_store_n(&team->numbers[me], (int)syscall(SYS_gettid), __ATOMIC_RELAXED);
     if (is_bound) bind_to(me);
     for (korch_member own = {me, 0, meet, team, 1};;) {
@@ -219,20 +203,11 @@ static void *serve(void *given) {
 
 /* Start a team's threads. If the system has no more threads, the team is smaller. */
 static void start(korch_team *team) {
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    for (int64_t i = 1; i < team->wanted; ++i) {
-        place *const own = malloc(sizeof *own);
-        pthread_t thread;
-        if (own) *own = (place){team, i};
-        if (!own || pthread_create(&thread, &attributes, serve, own) != 0) {
-            free(own);
-            break;
-        }
-        team->threads = i + 1;
+    pthread_t thread;
+    for (team->threads = 1; team->threads < team->wanted; ++team->threads) {
+        if (pthread_create(&thread, NULL, serve, team) != 0) break;
+        pthread_detach(thread);
     }
-    pthread_attr_destroy(&attributes);
 }
 
 /* An idle team of a size, or a new one; null if there is no memory. */
@@ -247,7 +222,6 @@ static korch_team *take(int64_t threads) {
     team = korch_allocate((int64_t)(sizeof *team + threads * (sizeof(korch_count) + sizeof(int))));
     if (!team) return NULL;
     team->wanted = threads;
-    team->threads = 1;
     team->look_ns = korch_look_ns(threads);
     team->core = -1;
     team->numbers = (int *)&team->counts[threads];
@@ -286,19 +260,8 @@ int korch_parallel(int64_t threads, korch_job run, void *given, korch_hooks *hoo
     return failed;
 }
 
-typedef struct {
-    int (*team)(void *const *buffers, korch_member *own);
-    void *const *buffers;
-} kernel;
-
-static int run_kernel(void *given, korch_member *own) {
-    const kernel *const what = given;
-    return what->team(what->buffers, own);
-}
-
-int korch_region(int threads, int (*team)(void *const *, korch_member *), void *const *buffers) {
-    kernel what = {team, buffers};
-    return korch_parallel(threads, run_kernel, &what, NULL);
+int korch_region(int threads, korch_job team, void *const *buffers) {
+    return korch_parallel(threads, team, (void *)buffers, NULL);
 }
 
 /* -- Forks and interrupts ------------------------------------------------------------------------------------------- */
