@@ -10,11 +10,13 @@ import ctypes
 import itertools
 import math
 import os
+import time
 from collections.abc import Iterator, Sequence
 
 from korch.costs.rates import MARGIN, Calibration, MemoryLevel
 from korch.measure.compiler import Builder
-from korch.measure.rate_loops import CHAINS, print_rates
+from korch.measure.rate_loops import CHAINS, LOADS, print_rates
+from korch.system.alignment import address_of, aligned_bytes
 from korch.system.deadline import Deadline
 from korch.system.native import Code, runtime
 from korch.target import Target
@@ -24,7 +26,9 @@ FACT = "calibration-6"
 
 TRIES = 8
 CHUNKS = 64
-"""The number of samples of a thread in a try, of 8 MiB each."""
+CHUNK_BYTES = 8 << 20
+"""The number of samples of a thread in a try, and their size: they take much longer than the clock's resolution, and
+less than a time slice."""
 
 PASSES = 3
 PASS_BYTES = 256 << 20
@@ -48,20 +52,16 @@ def calibrate(target: Target, builder: Builder, end: Deadline | None = None) -> 
     has_split = split_work and (target.isa != "amx" or library.korch_matrix_units())
     before = library.korch_set_threads(ctypes.c_int(target.threads))
     try:
-        nothing = [
-            library.korch_time(library.korch_nothing, None, None, ctypes.c_int64(1000)) / 1e3 for _ in range(1000)
-        ]
         levels, kept_bytes = _levels(loops, target, end)
         return Calibration(
             levels=levels,
             rate_flop_per_s=_flop_rate(loops, target, end) * MARGIN,
-            launch_ns=min(nothing),
-            region_ns=library.korch_region_ns(ctypes.c_int64(REGION_LIMIT_NS)),
+            launch_ns=min(_time_ns(loops, "nothing", 1000) for _ in range(1000)) / 1e3,
+            region_ns=_region_ns(loops),
             split_flop_per_s=_flop_rate(loops, target, end, split_work) * MARGIN if has_split else 0.0,
             kept_bytes=kept_bytes,
         )
     finally:
-        library.korch_free_memory()
         library.korch_set_threads(ctypes.c_int(before))
 
 
@@ -73,16 +73,17 @@ def _levels(loops: Code, target: Target, end: Deadline) -> tuple[tuple[MemoryLev
     farthest = max(MEMORY_BYTES, 4 * all_bytes) // threads
     shared = [n // threads for n in shared_sizes(all_l2_bytes, target.l3_bytes)]
     sizes = [target.l1_bytes // 2, target.l2_bytes // 2, shared[0], farthest]
+    rates = _MemoryRates(loops, target, max(shared[-1], farthest))
     reads, writes = [0.0] * len(sizes), [0.0] * len(sizes)
     passes = dict.fromkeys((*shared, farthest), 0.0)
     for _ in _tries(end):
         for i, size in enumerate(sizes):
-            reads[i] = max(reads[i], _rate(loops, "read", size, threads))
-            writes[i] = max(writes[i], _rate(loops, "write", size, threads))
+            reads[i] = max(reads[i], rates.rate("read", size))
+            writes[i] = max(writes[i], rates.rate("write", size))
         # A kernel may write to main memory with streaming stores, which need not read the cache lines first.
-        writes[-1] = max(writes[-1], _rate(loops, "stream", farthest, threads))
+        writes[-1] = max(writes[-1], rates.rate("stream", farthest))
         for size in passes:
-            passes[size] = max(passes[size], _rate(loops, "read", size, threads, in_passes=True))
+            passes[size] = max(passes[size], rates.pass_rate(size))
     kept = threads * kept_size([(n, passes[n]) for n in shared], passes[farthest])
     # A bound must hold for data that are mostly in the cache, too: main memory is assumed to begin one step later.
     limits = [target.l1_bytes * threads, all_l2_bytes, min(2 * kept, all_bytes), 0]
@@ -113,20 +114,52 @@ def kept_size(rates: Sequence[tuple[int, float]], far_rate: float) -> int:
     return max((size for size, _ in kept), default=rates[0][0])
 
 
-def _rate(loops: Code, name: str, size_bytes: int, threads: int, *, in_passes: bool = False) -> float:
-    """Return a rate of memory; that of complete passes is not raised by parts that are still in a cache."""
-    chunks, chunk_bytes = (PASSES, min(size_bytes, PASS_BYTES)) if in_passes else (CHUNKS, 0)
-    numbers = ctypes.c_int64(chunks), ctypes.c_int64(chunk_bytes)
-    loop, size = ctypes.c_void_p(loops.address(name)), ctypes.c_int64(size_bytes)
-    return float(runtime().korch_memory_rate(loop, size, _at_once(threads), *numbers))
+class _MemoryRates:
+    """Memory of the threads that can run at once, and the rates at which they access the first part of it."""
+
+    def __init__(self, loops: Code, target: Target, size_bytes: int) -> None:
+        """Allocate `size_bytes` for each thread; the threads are the first to write to it."""
+        self._loops, self._threads = loops, _at_once(target.threads)
+        self._block_bytes = 4 * LOADS * target.lanes
+        self._memory = aligned_bytes(size_bytes * self._threads)
+        self.rate("write", size_bytes, 1, size_bytes)
+
+    def rate(self, name: str, size_bytes: int, chunks: int = 0, chunk_bytes: int = CHUNK_BYTES) -> float:
+        """Return a rate of memory; by default that of `CHUNKS` chunks, which may begin and end anywhere."""
+        size, chunk = (n // self._block_bytes * self._block_bytes for n in (size_bytes, chunk_bytes))
+        place = address_of(self._memory), size // 4
+        return _rate(self._loops, name, chunk, self._threads, *place, chunks or CHUNKS, chunk // 4) if size else 0.0
+
+    def pass_rate(self, size_bytes: int) -> float:
+        """Return the rate of complete reads, which is not raised by parts that are still in a cache."""
+        return self.rate("read", size_bytes, PASSES, min(size_bytes, PASS_BYTES))
+
+
+def _rate(loops: Code, name: str, work: float, threads: int, *numbers: int) -> float:
+    """Return a rate; `numbers`: the address and the floats of memory, the chunks and their length (`korch_rates.c`)."""
+    loop, own = ctypes.c_void_p(loops.address(name)), (ctypes.c_double(work), ctypes.c_int(threads))
+    return float(runtime().korch_rate(loop, *own, *map(ctypes.c_int64, numbers)))
 
 
 def _flop_rate(loops: Code, target: Target, end: Deadline, split_work: float = 0.0) -> float:
     """Return the rate of multiply-adds, or that of products of components if the work of an iteration is given."""
     name, repeats = ("multiply_split", 1000) if split_work else ("multiply", 10_000)
-    loop, work = ctypes.c_void_p(loops.address(name)), split_work or 2.0 * CHAINS * target.lanes
-    numbers = _at_once(target.threads), ctypes.c_int64(CHUNKS), ctypes.c_int64(repeats), ctypes.c_double(work)
-    return max(float(runtime().korch_work_rate(loop, *numbers)) for _ in _tries(end))
+    work, threads = repeats * (split_work or 2.0 * CHAINS * target.lanes), _at_once(target.threads)
+    return max(_rate(loops, name, work, threads, 0, repeats, CHUNKS, repeats) for _ in _tries(end))
+
+
+def _time_ns(loops: Code, name: str, repeats: int) -> int:
+    """Return the nanoseconds of some runs of a kernel without buffers."""
+    kernel = ctypes.c_void_p(loops.address(name))
+    return int(runtime().korch_time(kernel, None, None, ctypes.c_int64(repeats)))
+
+
+def _region_ns(loops: Code) -> int:
+    """Return the least time of an empty region: on a busy machine, one may wait for its threads for a time slice."""
+    end_ns, found = time.monotonic_ns() + REGION_LIMIT_NS, [_time_ns(loops, "region", 1)]
+    while time.monotonic_ns() < end_ns:
+        found.append(_time_ns(loops, "region", 1))
+    return min(found)
 
 
 def _tries(end: Deadline) -> Iterator[int]:
@@ -134,6 +167,6 @@ def _tries(end: Deadline) -> Iterator[int]:
     return itertools.takewhile(lambda turn: turn == 0 or not end.is_over, range(TRIES))
 
 
-def _at_once(threads: int) -> ctypes.c_int:
+def _at_once(threads: int) -> int:
     """Return the number of threads that can run at once: more would add up best rates of the same core."""
-    return ctypes.c_int(min(threads, len(os.sched_getaffinity(0))))
+    return min(threads, len(os.sched_getaffinity(0)))

@@ -34,11 +34,13 @@ AT, COUNT = SsaValue("%at", "ptr"), SsaValue("%count", "i64")
 def print_rates(target: Target) -> tuple[str, float]:
     """Return a module, and the operations of one iteration of `multiply_split` (0: it has none).
 
-    Its functions `read`, `write` and `stream` pass over `%count` floats from `%at` on; `multiply` and `multiply_split`
-    do `%count` iterations of `2 * CHAINS * lanes` operations, or of these.
+    Its functions `read`, `write` and `stream` pass over `%count` floats from `%at` on, a multiple of `LOADS * lanes`;
+    `multiply` and `multiply_split` do `%count` iterations of `2 * CHAINS * lanes` operations, or of these. `nothing` is
+    a kernel without work, and `region` one that opens a region without work.
     """
     emit, isa = Emit(), ISAS[target.isa]
     _passes(emit, isa, target.lanes)
+    _empty(emit)
     zero, work = emit.index(0), 0.0
 
     def chains(name: str, step: Callable[[SsaValue], SsaValue]) -> None:
@@ -92,6 +94,17 @@ def _passes(emit: Emit, isa: Isa, lanes: int) -> None:
         with emit.function(f"void @{name}({AT.typed}, {COUNT.typed}) #0"):
             emit.loop(emit.index(0), COUNT, LOADS * lanes, write)
             emit.effect("ret void")
+
+
+def _empty(emit: Emit) -> None:
+    with emit.function("i32 @nothing(ptr %state, ptr %buffers)"):
+        emit.effect("ret i32 0")
+    emit.declare("korch_max_threads", "i32")
+    emit.declare("korch_region", "i32", "i32", "ptr", "ptr")
+    with emit.function("i32 @region(ptr %state, ptr %buffers)"):
+        emit.effect("%threads = call i32 @korch_max_threads()")
+        emit.effect("%failed = call i32 @korch_region(i32 %threads, ptr @nothing, ptr null)")
+        emit.effect("ret i32 %failed")
 
 
 def _use(emit: Emit, isa: Isa, *values: SsaValue) -> None:

@@ -57,9 +57,8 @@ def runtime() -> ctypes.CDLL:
     native.korch_use_cores(usable_cores())
     if path := find_onnxruntime():
         native.korch_use_onnxruntime(str(path).encode())
-    for name in ("memory", "work"):
-        getattr(native, f"korch_{name}_rate").restype = ctypes.c_double
-    for name in ("time", "time_fresh", "region_ns"):
+    native.korch_rate.restype = ctypes.c_double
+    for name in ("time", "time_fresh"):
         getattr(native, f"korch_{name}").restype = ctypes.c_int64
     for name in ("load", "symbol", "create"):
         getattr(native, f"korch_{name}").restype = ctypes.c_void_p
