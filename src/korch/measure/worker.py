@@ -88,10 +88,26 @@ class BufferSpan(ctypes.Structure):
     _fields_ = (("at", ctypes.c_void_p), ("size", ctypes.c_int64))
 
 
+class Freshness(ctypes.Structure):
+    """What is in caches before a run: the same structure as in korch_timer.c."""
+
+    _fields_ = (
+        ("input_count", ctypes.c_int64),
+        ("inputs", ctypes.POINTER(BufferSpan)),
+        ("cold_count", ctypes.c_int64),
+        ("cold", ctypes.POINTER(BufferSpan)),
+        ("other", BufferSpan),
+        ("own_cache_bytes", ctypes.c_int64),
+        ("threads", ctypes.c_int64),
+    )
+
+
 class LoadedJob:
     """One kernel, ready to run."""
 
-    def __init__(self, code: Code, spec: dict[str, Any], threads: int) -> None:
+    def __init__(self, code: Code, spec: dict[str, Any], other: Bytes, task: dict[str, Any]) -> None:
+        """Load a kernel of a task; before each run, `other` memory is read."""
+        threads = task["threads"]
         self.function = code.function(spec["symbol"] + "_run")
         rng = np.random.default_rng(0)
         # One block of huge pages, like an executable's arena: with small pages it is random which parts of a
@@ -113,11 +129,12 @@ class LoadedJob:
             if not self.state:
                 self.error = text.value.decode(errors="replace") or "create gave nothing"
 
-        def spans(positions: list[int]) -> tuple[ctypes.Array[BufferSpan], ctypes.c_int64]:
+        def spans(positions: list[int]) -> tuple[int, ctypes.Array[BufferSpan]]:
             found = [BufferSpan(pointers[i], spec["buffers"][i]["bytes"]) for i in positions]
-            return (BufferSpan * max(1, len(found)))(*found), ctypes.c_int64(len(found))
+            return len(found), (BufferSpan * len(found))(*found)
 
-        self.inputs, self.cold = spans(spec["inputs"]), spans(spec["cold"])
+        rest = BufferSpan(other.ctypes.data, other.size), task["own_cache_bytes"], threads
+        self.fresh = Freshness(*spans(spec["inputs"]), *spans(spec["cold"]), *rest)
         self.repeats = 1
 
 
@@ -163,34 +180,22 @@ def _serve() -> None:
         say(unready=str(error))
         os._exit(1)
 
-    timer, own_bytes = runtime(), ctypes.c_int64(task["own_cache_bytes"])
-    own_all = task["threads"] * task["own_cache_bytes"]
-    memory = aligned_bytes(max(2 * own_all, min(2 * task["l3_bytes"], OTHER_BYTES), 128))
-    memory[:] = 0
-    other = BufferSpan(memory.ctypes.data, memory.size)
+    timer, own_all = runtime(), task["threads"] * task["own_cache_bytes"]
+    other = aligned_bytes(max(2 * own_all, min(2 * task["l3_bytes"], OTHER_BYTES), 128))
+    other[:] = 0
 
     def time_ns(job: LoadedJob) -> tuple[int, int]:
-        away_ns = ctypes.c_int64()
-        taken_ns = int(
-            timer.korch_time_fresh(
-                job.function,
-                ctypes.c_void_p(job.state),
-                job.pointers,
-                *job.inputs,
-                *job.cold,
-                ctypes.byref(other),
-                own_bytes,
-                ctypes.c_int(task["threads"]),
-                ctypes.byref(away_ns),
-            )
+        state, away_ns = ctypes.c_void_p(job.state), ctypes.c_int64()
+        taken_ns = timer.korch_time_fresh(
+            job.function, state, job.pointers, ctypes.byref(job.fresh), ctypes.byref(away_ns)
         )
-        return taken_ns, away_ns.value
+        return int(taken_ns), away_ns.value
 
     jobs: dict[int, LoadedJob] = {}
     end_s = time.monotonic() + task["seconds"]
     for i, spec in enumerate(task["jobs"]):
         say(at=i)
-        job = LoadedJob(code, spec, task["threads"])
+        job = LoadedJob(code, spec, other, task)
         if job.error:
             say(failed=[i, "not created", job.error])
             continue
