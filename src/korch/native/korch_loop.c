@@ -5,7 +5,6 @@
 
 enum { MOST_BUFFERS = 64 }; /* of a part */
 enum { DATA = -1, NONE = -2 };
-enum { ALONE, TEAM, APART };
 
 /* Memory: one of the whole kernel's buffers from a byte offset on, or the kernel's own data, or none. */
 typedef struct {
@@ -24,25 +23,12 @@ typedef struct {
     int64_t size;
 } state;
 
-/* A tensor that is a slice of a buffer, `size` bytes long; backward if the first iteration has the last slice. */
+/* Where a tensor is in the first iteration; in each later one, `step` bytes further. */
 typedef struct {
     int64_t tensor;
     place place;
-    int64_t size, is_backward;
+    int64_t step;
 } stream;
-
-/* A tensor that is the same in all iterations. */
-typedef struct {
-    int64_t tensor;
-    place place;
-} fixed;
-
-/* A buffer whose `count` elements are equal. */
-typedef struct {
-    place place;
-    int64_t count, size;
-    unsigned char element[16];
-} fill;
 
 /* A tensor to which a part of another one is copied at the end of each iteration. */
 typedef struct {
@@ -52,15 +38,13 @@ typedef struct {
 } copy;
 
 typedef struct {
-    int64_t mode, threads, trips, tensors;
+    int64_t threads, trips, tensors;
     korch_job team; /* the kernel's own function for several threads, or null */
     const unsigned char *data;
     korch_steps parts;
     KORCH_TABLE(slot) slots;
     KORCH_TABLE(state) states;
-    KORCH_TABLE(stream) streams;
-    KORCH_TABLE(fixed) fixed;
-    KORCH_TABLE(fill) fills;
+    KORCH_TABLE(stream) streams, fixed; /* fixed: those without a step */
     KORCH_TABLE(copy) copies;
 } loop;
 
@@ -90,8 +74,7 @@ static void bind(const loop *loop, void *const *buffers, int64_t trip, char **at
     }
     for (int64_t i = 0; i < loop->streams.count; ++i) {
         const stream *const own = &loop->streams.rows[i];
-        at[own->tensor] =
-            locate(loop, buffers, own->place) + own->size * (own->is_backward ? loop->trips - 1 - trip : trip);
+        at[own->tensor] = locate(loop, buffers, own->place) + trip * own->step;
     }
 }
 
@@ -99,18 +82,11 @@ static void meet(korch_member *own) {
     if (own->threads > 1) own->meet(own);
 }
 
-/* Run all iterations as one of the threads. If the mode is APART, this is the only one, and parts may use threads of their
- * own. */
+/* Run all iterations as one of the threads. If parts have threads of their own, it is the only one, and none has `team`. */
 static int run_trips(const loop *loop, void **states, void *const *buffers, korch_member *own) {
     char **const at = __builtin_alloca((size_t)loop->tensors * sizeof(char *));
     for (int64_t i = 0; i < loop->fixed.count; ++i)
         at[loop->fixed.rows[i].tensor] = locate(loop, buffers, loop->fixed.rows[i].place);
-    for (int64_t i = 0; own->me == 0 && i < loop->fills.count; ++i) {
-        const fill *const fill = &loop->fills.rows[i];
-        for (int64_t k = 0; k < fill->count; ++k)
-            memcpy(locate(loop, buffers, fill->place) + k * fill->size, fill->element, (size_t)fill->size);
-    }
-    if (loop->fills.count) meet(own);
     int failed = 0;
     for (int64_t trip = 0; trip < loop->trips; ++trip) {
         bind(loop, buffers, trip, at);
@@ -120,7 +96,7 @@ static int run_trips(const loop *loop, void **states, void *const *buffers, korc
             const int64_t last = i + 1 < loop->parts.count ? part[1].first_slot : loop->slots.count;
             for (int64_t s = part->first_slot; s < last; ++s)
                 given[s - part->first_slot] = slot_at(at, &loop->slots.rows[s], own->me);
-            if (part->team && loop->mode != APART) failed |= part->team(given, own);
+            if (part->team) failed |= part->team(given, own);
             else if (own->me == 0) failed |= part->run(states ? states[i] : NULL, given);
             if (failed && own->threads == 1) return failed; /* otherwise the other threads wait for this one */
             meet(own);
@@ -139,7 +115,7 @@ KORCH_API int korch_loop_team(const loop *loop, void *const *buffers, korch_memb
 }
 
 KORCH_API int korch_loop_run(const loop *loop, void *states, void *const *buffers) {
-    if (loop->mode == TEAM) return korch_region((int)loop->threads, loop->team, buffers);
+    if (loop->team) return korch_region((int)loop->threads, loop->team, buffers);
     korch_member own = {.threads = 1};
     return run_trips(loop, states, buffers, &own);
 }

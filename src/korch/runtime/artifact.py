@@ -41,7 +41,7 @@ from korch.system.scratch import scratch_folder
 if TYPE_CHECKING:
     from korch.runtime.report import Report
 
-SCHEMA = 7
+SCHEMA = 8
 FORMAT = "korch"
 MANIFEST = "manifest.json"
 OBJECTS, ARCHIVE = "kernels-", ".a"

@@ -21,18 +21,17 @@ from korch.provider.provider import Kernel, Threading, named_kernel
 from korch.provider.teams import team_refusal
 from korch.provider.tile_kernel import comment_of
 from korch.runtime.bind import Program, Slot, SlotPlace
-from korch.runtime.source import STEP, step_row
+from korch.runtime.source import STEP, has_team, step_row
 from korch.system.alignment import align_up
 from korch.system.content_name import content_name
 from korch.target import Target
-from korch.tile.llvm.constants import Constants, llvm_string
+from korch.tile.llvm.constants import Constants
 
 ALONE, TEAM, APART = "alone", "team", "apart"
 """How iterations run: on the calling thread, on threads that run all kernels together, or by kernels with threads."""
 
-MODES = (ALONE, TEAM, APART)
 DATA, NONE = -1, -2
-"""Numbers of `korch_loop.c`: the modes, and the buffers that are the kernel's own data, or none."""
+"""Buffers of `korch_loop.c`: the kernel's own data, or none."""
 
 MOST_BUFFERS = 64
 """The most buffers of a kernel of an iteration; `korch_loop.c` has the same number."""
@@ -140,8 +139,7 @@ class _Printer:
         self.workspace = len(group.inputs) + len(group.outputs)
         self.used_bytes = 0
         self.data: list[bytes] = []
-        self.fills: list[str] = []
-        self.filled: dict[int, Place] = {}
+        self.uniform: dict[int, Place] = {}
         self.arena = self.allocate(self.program.arena.size_bytes)
         by_value = {p.output: p.attributes_as(LoopAttributes).output for p in group.body.primitives}
         self.written = {by_value[v]: len(group.inputs) + i for i, (_, v) in enumerate(group.body.outputs)}
@@ -153,17 +151,13 @@ class _Printer:
         return place
 
     def given(self, position: int) -> Place:
-        """Return the place of an input of the loop; a uniform constant is written to the workspace."""
+        """Return the place of an input of the loop; a uniform constant is in the kernel's own data."""
         value = self.rows.inputs[position]
         if value in self.group.position:
             return self.group.position[value], 0
-        if value not in self.filled:
-            constant = self.group.body.constants[value]
-            place = self.filled[value] = self.allocate(constant.type.size_bytes)
-            element = np.asarray(constant.scalar).tobytes()
-            numbers = ", ".join(f"i64 {n}" for n in (*place, constant.type.size, len(element)))
-            self.fills.append(f"{{ {numbers}, [16 x i8] {llvm_string(element.ljust(15, bytes(1)))} }}")
-        return self.filled[value]
+        if value not in self.uniform:
+            self.uniform[value] = self.constant(self.group.body.constants[value].array)
+        return self.uniform[value]
 
     def constant(self, packed: Array) -> Place:
         """Return the place of a constant of the iteration in the kernel's own data."""
@@ -171,6 +165,12 @@ class _Printer:
         content = np.ascontiguousarray(packed).tobytes()
         self.data.append(content.ljust(align_up(len(content)), b"\0"))
         return DATA, offset
+
+    def slices(self, place: Place, size_bytes: int, is_backward: bool) -> tuple[int, int, int]:
+        """Return the place of the first iteration's slice of a tensor, and the distance of the next one's."""
+        buffer, offset = place
+        last = (self.loop.trips - 1) * size_bytes
+        return (buffer, offset + last, -size_bytes) if is_backward else (buffer, offset, size_bytes)
 
     def tables(self) -> Iterator[tuple[str, list[tuple[int, ...]]]]:
         """Yield the name and the rows of each table of tensors."""
@@ -187,17 +187,19 @@ class _Printer:
             states.append((of_position[s], first + s, *self.given(s), *last, *others, align_up(size)))
         for i, is_backward in enumerate(loop.reads_backward, loop.states):
             tensor = of_position[i]
-            streams.append((tensor, *self.given(i), inputs[tensor][1].size_bytes, int(is_backward)))
+            streams.append((tensor, *self.slices(self.given(i), inputs[tensor][1].size_bytes, is_backward)))
         for i, is_backward in enumerate(loop.writes_backward, loop.states):
             size = outputs[i][1].size_bytes
-            place, step = ((self.written[i], 0), size) if i in self.written else (self.allocate(size), 0)
-            streams.append((first + i, *place, step, int(is_backward)))
+            if i in self.written:
+                streams.append((first + i, *self.slices((self.written[i], 0), size, is_backward)))
+            else:
+                fixed.append((first + i, *self.allocate(size), 0))
         for tensor, position in enumerate(self.plan.inputs):
             if position >= loop.states + len(loop.reads_backward):
-                fixed.append((tensor, *self.given(position)))
+                fixed.append((tensor, *self.given(position), 0))
         for tensor, source in enumerate(self.plan.constants, first + len(outputs)):
-            fixed.append((tensor, *(self.given(source) if isinstance(source, int) else self.constant(source))))
-        fixed.append((self.tensors - 1, *self.arena))
+            fixed.append((tensor, *(self.given(source) if isinstance(source, int) else self.constant(source)), 0))
+        fixed.append((self.tensors - 1, *self.arena, 0))
         yield "states", states
         yield "streams", streams
         yield "fixed", fixed
@@ -227,20 +229,18 @@ class _Printer:
         rows: list[str] = []
         slots: list[tuple[int, ...]] = []
         for kernel, own in self.plan.kernels:
-            rows.append(step_row(made, kernel, len(slots)))
+            rows.append(step_row(made, kernel, len(slots), has_team=mode != APART and has_team(kernel)))
             slots += map(self.slot, own)
         first, outputs = len(self.program.inputs), self.program.outputs
         copies = [(first + i, *self.slot(s), outputs[i][1].size_bytes) for i, s in self.program.copies]
         tables: dict[str, Sequence[tuple[int, ...]]] = {"slots": slots, **dict(self.tables()), "copies": copies}
         numbers = {name: made.numbers(name, own) for name, own in tables.items()}
         fields = [
-            *(f"i64 {n}" for n in (MODES.index(mode), target.threads, self.loop.trips, self.tensors)),
+            *(f"i64 {n}" for n in (target.threads, self.loop.trips, self.tensors)),
             "ptr @NAME_team" if mode == TEAM else "ptr null",
             made.block("data", b"".join(self.data)),
             made.table("parts", STEP, rows),
-            *(numbers[name] for name in ("slots", "states", "streams", "fixed")),
-            made.table("fills", "{ i64, i64, i64, i64, [16 x i8] }", self.fills),
-            numbers["copies"],
+            *(numbers[name] for name in ("slots", "states", "streams", "fixed", "copies")),
         ]
         functions = ("run", *(("team",) if mode == TEAM else ()), *(("create", "destroy") if has_state else ()))
         kernel = named_kernel(

@@ -104,7 +104,7 @@ def _queues(made: Constants, segments: Sequence[TaskSegment]) -> Iterator[str]:
     yield made.numbers("waits", waits)
 
 
-def _has_team(kernel: Kernel) -> bool:
+def has_team(kernel: Kernel) -> bool:
     """Return whether the threads of a plan run a kernel together."""
     return kernel.threading is Threading.TEAM and team_refusal(kernel) is None
 
@@ -112,14 +112,15 @@ def _has_team(kernel: Kernel) -> bool:
 def _steps(made: Constants, program: Program[Any], tasked: Container[str]) -> list[str]:
     rows, first = [], 0
     for kernel, slots in _pairs(program):
-        rows.append(step_row(made, kernel, first, is_tasked=kernel.symbol in tasked))
+        is_tasked = kernel.symbol in tasked
+        rows.append(step_row(made, kernel, first, has_team=has_team(kernel), is_tasked=is_tasked))
         first += len(slots) if kernel.symbol else 0
     return rows
 
 
-def step_row(made: Constants, kernel: Any, first_slot: int, *, is_tasked: bool = False) -> str:
+def step_row(made: Constants, kernel: Any, first_slot: int, *, has_team: bool, is_tasked: bool = False) -> str:
     """Return the row of a step in a table of `STEP`s; one without a symbol runs nothing."""
-    exist = {"run": True, "team": _has_team(kernel), "task": is_tasked}
+    exist = {"run": True, "team": has_team, "task": is_tasked}
     exist |= dict.fromkeys(("create", "destroy"), kernel.has_state)
     functions = made.kernel_functions(kernel.symbol, exist if kernel.symbol else dict.fromkeys(exist, False))
     is_alone = bool(kernel.symbol) and team_refusal(kernel) is not None
