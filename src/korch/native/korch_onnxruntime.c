@@ -27,7 +27,6 @@ enum {
 };
 
 typedef struct {
-    const char *name;
     int64_t buffer;
     int64_t element_type; /* ONNX's number of the type */
     int64_t size_bytes;
@@ -40,6 +39,7 @@ typedef struct {
     const void *model;
     int64_t model_bytes;
     KORCH_TABLE(tensor) tensors;
+    KORCH_TABLE(char *const) names; /* of the tensors */
     int64_t input_count;
 } call;
 
@@ -96,26 +96,21 @@ static void open_shared(void) {
 typedef struct {
     void *session;
     pid_t process; /* the process that has the session's threads: a forked child has none of them */
-    const call *call;
     int threads;
-    void **values, **places;
-    const char **names;
+    void **places, *values[];
 } state;
 
 KORCH_API void korch_onnxruntime_destroy(const call *call, void *given) {
     state *const own = given;
     if (!own) return;
-    for (int64_t i = 0; own->values && i < call->tensors.count; ++i) release(RELEASE_VALUE, own->values[i]);
+    for (int64_t i = 0; i < call->tensors.count; ++i) release(RELEASE_VALUE, own->values[i]);
     /* In another process, this would wait forever for threads that do not exist. */
     if (own->process == getpid()) release(RELEASE_SESSION, own->session);
-    free(own->values);
-    free(own->places);
-    free(own->names);
     free(own);
 }
 
 /* Create a session for this process. Return whether that failed. */
-static bool open_session(state *own, char *error, size_t size) {
+static bool open_session(const call *call, state *own, char *error, size_t size) {
     void *options = NULL;
     /* Its threads must sleep between runs, because all other kernels run on Korch's threads on the same cores. */
     const bool bad =
@@ -124,14 +119,13 @@ static bool open_session(state *own, char *error, size_t size) {
         failed(CALL(SET_NODE_THREADS, (void *, int), options, 1), error, size) ||
         failed(CALL(SET_OPTION, (void *, const char *, const char *), options, "session.intra_op.allow_spinning", "0"),
                error, size) ||
-        failed(CALL(CREATE_SESSION, (void *, const void *, size_t, void *, void **), environment, own->call->model,
-                    (size_t)own->call->model_bytes, options, &own->session), error, size);
+        failed(CALL(CREATE_SESSION, (void *, const void *, size_t, void *, void **), environment, call->model,
+                    (size_t)call->model_bytes, options, &own->session), error, size);
     release(RELEASE_OPTIONS, options);
     own->process = getpid();
     return bad;
 }
 
-/* The call must outlive the state. */
 KORCH_API void *korch_onnxruntime_create(const call *call, int threads, char *error, size_t error_size) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, open_shared);
@@ -139,18 +133,11 @@ KORCH_API void *korch_onnxruntime_create(const call *call, int threads, char *er
         snprintf(error, error_size, "%s", problem);
         return NULL;
     }
-    state *const own = calloc(1, sizeof *own);
+    state *const own = calloc(1, sizeof *own + 2 * (size_t)call->tensors.count * sizeof(void *));
     if (!own) return NULL;
-    const size_t count = (size_t)call->tensors.count + 1;
-    own->call = call;
     own->threads = threads;
-    own->values = calloc(count, sizeof(void *));
-    own->places = calloc(count, sizeof(void *));
-    own->names = calloc(count, sizeof(char *));
-    if (own->values && own->places && own->names) {
-        for (int64_t i = 0; i < call->tensors.count; ++i) own->names[i] = call->tensors.rows[i].name;
-        if (!open_session(own, error, error_size)) return own;
-    }
+    own->places = own->values + call->tensors.count;
+    if (!open_session(call, own, error, error_size)) return own;
     korch_onnxruntime_destroy(call, own);
     return NULL;
 }
@@ -158,7 +145,7 @@ KORCH_API void *korch_onnxruntime_create(const call *call, int threads, char *er
 KORCH_API int korch_onnxruntime_run(const call *call, void *given, void *const *buffers) {
     state *const own = given;
     char text[200];
-    if (own->process != getpid() && open_session(own, text, sizeof text)) return 1;
+    if (own->process != getpid() && open_session(call, own, text, sizeof text)) return 1;
     for (int64_t i = 0; i < call->tensors.count; ++i) {
         const tensor *const tensor = &call->tensors.rows[i];
         void *const place = buffers[tensor->buffer];
@@ -172,7 +159,8 @@ KORCH_API int korch_onnxruntime_run(const call *call, void *given, void *const *
         own->places[i] = place;
     }
     const size_t inputs = (size_t)call->input_count, outputs = (size_t)call->tensors.count - inputs;
-    return failed(CALL(RUN, (void *, void *, const char **, void **, size_t, const char **, size_t, void **),
-                       own->session, NULL, own->names, own->values, inputs, own->names + inputs, outputs,
-                       own->values + inputs), text, sizeof text);
+    const char *const *const names = call->names.rows;
+    return failed(CALL(RUN, (void *, void *, const char *const *, void **, size_t, const char *const *, size_t, void **),
+                       own->session, NULL, names, own->values, inputs, names + inputs, outputs, own->values + inputs),
+                  text, sizeof text);
 }

@@ -138,11 +138,7 @@ KORCH_API korch_model *korch_open(const char *folder, char *error, size_t error_
         snprintf(error, error_size, "out of memory");
         return NULL;
     }
-    FILE *const library = fopen(path_of(path, folder, KORCH_ONNXRUNTIME), "rb");
-    if (library) {
-        fclose(library);
-        korch_use_onnxruntime(path);
-    }
+    if (access(path_of(path, folder, KORCH_ONNXRUNTIME), R_OK) == 0) korch_use_onnxruntime(path);
     if (load_code(model, folder, error, error_size) && load_weights(model, folder, error, error_size)) {
         int64_t size;
         model->numbers = read_file(path_of(path, folder, "sizes.bin"), &size);

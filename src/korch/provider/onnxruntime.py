@@ -147,7 +147,8 @@ def _print_source(group: Group, nodes: Sequence[Primitive], model: bytes, isa: s
     for name, (buffer, type_) in tensors.items():
         shape = made.numbers(f"shape_{name}", [(n,) for n in type_.shape])
         numbers = f"i64 {buffer}, i64 {onnx_type(type_.dtype)}, i64 {type_.size_bytes}"
-        rows.append(f"{{ {made.string(name)}, {numbers}, {shape} }}")
-    table = made.table("tensors", "{ ptr, i64, i64, i64, i64, ptr }", rows)
-    fields = [made.block("model", model), f"i64 {len(model)}", table, f"i64 {input_count}"]
+        rows.append(f"{{ {numbers}, {shape} }}")
+    names = made.table("names", "ptr", [made.string(name).removeprefix("ptr ") for name in tensors])
+    table = made.table("tensors", "{ i64, i64, i64, i64, ptr }", rows)
+    fields = [made.block("model", model), f"i64 {len(model)}", table, names, f"i64 {input_count}"]
     return made.kernel("korch_onnxruntime", fields, ("create", "run", "destroy"), group.text)
