@@ -20,13 +20,16 @@ typedef struct {
     span *spans;
     int64_t count;
     bool is_whole;
+    int64_t shape[MOST_AXES]; /* of the user's tensor */
 } padded;
 
-/* A plan that has been used: the padded inputs, then the other inputs, then the outputs. */
+/* A plan that has been used, and its inputs, the user's first, and outputs. */
 typedef struct {
+    const korch_plan *plan;
     korch_handle *handle;
-    int64_t inputs, given, outputs; /* all inputs, those of the user, and the outputs */
-    padded *tensors;
+    int64_t given; /* the number of the user's inputs */
+    padded *inputs, *outputs;
+    korch_tensor *results;
     const void **reads;
     void **writes;
 } used;
@@ -34,10 +37,8 @@ typedef struct {
 struct korch_session {
     const korch_model *model;
     int threads;
-    int64_t count; /* of plans */
     used *plans, *fitted;
-    int64_t *sizes, *shapes;
-    korch_tensor *results;
+    int64_t *sizes;
 };
 
 static double as_double(int64_t bits) {
@@ -82,11 +83,11 @@ static int64_t read_valid(numbers *at, const int64_t *sizes, char *out, int64_t 
 }
 
 /* Which elements of an input or output the model has: the bytes of a group of elements that are all valid or not, room for
- * the number of groups, and the factors of the groups. Write the sizes of the first axes to `shape`. */
-static void read_spans(numbers *at, const int64_t *sizes, padded *own, int64_t *shape) {
+ * the number of groups, and the factors of the groups, which are the first axes. */
+static void read_spans(numbers *at, const int64_t *sizes, padded *own) {
     const int64_t unit = *(*at)++, room = *(*at)++;
     char *const valid = calloc((size_t)room + 1, 1);
-    const int64_t n = read_valid(at, sizes, valid, shape);
+    const int64_t n = read_valid(at, sizes, valid, own->shape);
     own->spans = realloc(own->spans, (size_t)(n + 1) * sizeof(span));
     own->count = 0;
     int64_t before = 0;
@@ -172,12 +173,9 @@ static void read_hidden(numbers *at, const int64_t *sizes, const korch_tensor *w
         read_places(at, sizes, whole, count);
     } else if (kind == TABLE) {
         const int64_t dimension = *(*at)++, low = *(*at)++, row = sizes[dimension] - low, rows = *(*at)++;
-        for (int64_t r = 0; r < rows; ++r) {
-            const int64_t length = *(*at)++;
-            for (int64_t i = 0; r == row && i < count; ++i)
-                put(out, what->dtype, i, length ? as_double((*at)[i < length ? i : length - 1]) : 0);
-            *at += length;
-        }
+        for (int64_t i = 0; row >= 0 && row < rows && i < count; ++i)
+            put(out, what->dtype, i, as_double((*at)[row * count + i]));
+        *at += rows * count;
     } else {
         for (int64_t i = 0; i < count; ++i) whole[i] = sizes[i];
     }
@@ -267,40 +265,33 @@ static int64_t choose(korch_session *s, const int64_t *const *shapes, numbers *c
     return best;
 }
 
+static void release(used *own) {
+    korch_destroy(own->handle);
+    for (int64_t i = 0; own->inputs && i < own->plan->inputs.count + own->plan->outputs.count; ++i) {
+        free(own->inputs[i].memory);
+        free(own->inputs[i].spans);
+    }
+    free(own->inputs);
+    free(own->results);
+    free(own->reads);
+    *own = (used){0};
+}
+
 KORCH_API void korch_stop(korch_session *s) {
     if (!s) return;
-    for (int64_t i = 0; s->plans && i < s->count; ++i) {
-        used *const own = &s->plans[i];
-        korch_destroy(own->handle);
-        for (int64_t t = 0; own->tensors && t < own->inputs + own->outputs; ++t) {
-            free(own->tensors[t].memory);
-            free(own->tensors[t].spans);
-        }
-        free(own->tensors);
-        free(own->reads);
-        free(own->writes);
-    }
+    for (int64_t i = 0; s->plans && i < s->model->plans->count; ++i) release(&s->plans[i]);
     free(s->plans);
     free(s->sizes);
-    free(s->shapes);
-    free(s->results);
     free(s);
 }
 
 KORCH_API korch_session *korch_start(const korch_model *model, int threads, char *error, size_t error_size) {
     korch_session *const s = calloc(1, sizeof *s);
-    int64_t results = 0;
-    for (int64_t i = 0; i < model->plans->count; ++i) {
-        const int64_t count = model->plans->rows[i]->outputs.count;
-        results = count > results ? count : results;
-    }
     if (s) {
-        *s = (korch_session){.model = model, .threads = threads, .count = model->plans->count};
-        s->plans = calloc((size_t)s->count + 1, sizeof *s->plans);
+        *s = (korch_session){.model = model, .threads = threads};
+        s->plans = calloc((size_t)model->plans->count + 1, sizeof *s->plans);
         s->sizes = calloc((size_t)model->numbers[0] + 1, sizeof *s->sizes);
-        s->results = calloc((size_t)results + 1, sizeof *s->results);
-        s->shapes = calloc((size_t)results + 1, MOST_AXES * sizeof *s->shapes);
-        if (s->plans && s->sizes && s->results && s->shapes) return s;
+        if (s->plans && s->sizes) return s;
     }
     snprintf(error, error_size, "out of memory");
     korch_stop(s);
@@ -308,51 +299,57 @@ KORCH_API korch_session *korch_start(const korch_model *model, int threads, char
 }
 
 /* Make what running a plan needs; return whether there is memory for it. */
-static bool prepare(korch_session *s, int64_t plan, char *error, size_t error_size) {
-    used *const own = &s->plans[plan];
+static bool prepare(korch_session *s, int64_t number, char *error, size_t error_size) {
+    used *const own = &s->plans[number];
     if (own->handle) return true;
-    const korch_plan *const what = s->model->plans->rows[plan];
-    own->inputs = what->inputs.count;
-    own->outputs = what->outputs.count;
-    const size_t tensors = (size_t)(own->inputs + own->outputs);
-    own->tensors = own->tensors ? own->tensors : calloc(tensors + 1, sizeof *own->tensors);
-    own->reads = own->reads ? own->reads : calloc(tensors + 1, sizeof(void *));
-    own->writes = own->writes ? own->writes : calloc(tensors + 1, sizeof(void *));
-    if (own->tensors && own->reads && own->writes)
-        own->handle = korch_create(what, korch_weights(s->model, plan), s->threads, error, error_size);
+    const korch_plan *const plan = own->plan = s->model->plans->rows[number];
+    const size_t inputs = (size_t)plan->inputs.count, outputs = (size_t)plan->outputs.count;
+    own->inputs = calloc(inputs + outputs + 1, sizeof *own->inputs);
+    own->results = calloc(outputs + 1, sizeof *own->results);
+    own->reads = calloc(inputs + outputs + 1, sizeof(void *));
+    own->outputs = own->inputs + inputs;
+    own->writes = (void **)own->reads + inputs;
+    int64_t first = 0; /* of its constants */
+    for (int64_t i = 0; i < number; ++i) first += s->model->plans->rows[i]->constants.count;
+    if (own->inputs && own->results && own->reads)
+        own->handle = korch_create(plan, s->model->constants + first, s->threads, error, error_size);
     else snprintf(error, error_size, "out of memory");
-    return own->handle;
+    if (own->handle) return true;
+    release(own);
+    return false;
+}
+
+/* Read how a tensor of a plan depends on the sizes; compute it if it is not the user's. */
+static void fit(numbers *at, const int64_t *sizes, const korch_tensor *what, padded *own, bool is_hidden) {
+    memcpy(own->shape, what->shape, (size_t)what->rank * sizeof *own->shape);
+    if (!is_hidden) read_spans(at, sizes, own);
+    if (!is_hidden && own->is_whole) return;
+    if (!own->memory) own->memory = korch_allocate(what->size_bytes);
+    else if (!is_hidden) memset(own->memory, 0, (size_t)what->size_bytes);
+    if (is_hidden) read_hidden(at, sizes, what, own->memory);
 }
 
 KORCH_API const korch_tensor *korch_fit(korch_session *s, const int64_t *const *shapes, char *error, size_t error_size) {
     numbers at = NULL;
-    const int64_t plan = choose(s, shapes, &at, error, error_size);
+    const int64_t number = choose(s, shapes, &at, error, error_size);
     s->fitted = NULL;
-    if (plan < 0 || !prepare(s, plan, error, error_size)) return NULL;
-    used *const own = &s->plans[plan];
-    int64_t unused[MOST_AXES];
-    const korch_plan *const tensors = s->model->plans->rows[plan];
+    if (number < 0 || !prepare(s, number, error, error_size)) return NULL;
+    used *const own = &s->plans[number];
+    const korch_plan *const plan = own->plan;
     own->given = *at++;
-    for (int64_t i = 0; i < own->inputs + own->outputs; ++i) {
-        padded *const tensor = &own->tensors[i];
-        const bool is_input = i < own->inputs, is_hidden = is_input && i >= own->given;
-        const korch_tensor *const what = is_input ? &tensors->inputs.rows[i] : &tensors->outputs.rows[i - own->inputs];
-        int64_t *const shape = is_input ? unused : s->shapes + (i - own->inputs) * MOST_AXES;
-        memcpy(shape, what->shape, (size_t)what->rank * sizeof *shape);
-        if (!is_hidden) read_spans(&at, s->sizes, tensor, shape);
-        if ((is_hidden || !tensor->is_whole) && !tensor->memory) tensor->memory = korch_allocate(what->size_bytes);
-        else if (!is_hidden && !tensor->is_whole) memset(tensor->memory, 0, (size_t)what->size_bytes);
-        if (is_hidden) read_hidden(&at, s->sizes, what, tensor->memory);
-        if (is_input) continue;
-        korch_tensor *const result = &s->results[i - own->inputs];
-        const span *const last = tensor->spans + tensor->count - 1;
-        *result = *what;
-        result->shape = shape;
-        result->size_bytes = tensor->count ? last->before + last->size : 0;
+    for (int64_t i = 0; i < plan->inputs.count; ++i)
+        fit(&at, s->sizes, &plan->inputs.rows[i], &own->inputs[i], i >= own->given);
+    for (int64_t i = 0; i < plan->outputs.count; ++i) {
+        padded *const output = &own->outputs[i];
+        fit(&at, s->sizes, &plan->outputs.rows[i], output, false);
+        const span *const last = output->spans + output->count - 1;
+        own->results[i] = plan->outputs.rows[i];
+        own->results[i].shape = output->shape;
+        own->results[i].size_bytes = output->count ? last->before + last->size : 0;
     }
     s->fitted = own;
     if (error_size) error[0] = 0; /* a plan that does not take the shapes may have left a message */
-    return s->results;
+    return own->results;
 }
 
 /* Copy a user's tensor to one of the plan's size, or back. */
@@ -367,11 +364,11 @@ static void *move(const padded *tensor, void *user, bool is_back) {
 
 KORCH_API int korch_serve(korch_session *s, const void *const *inputs, void *const *outputs) {
     used *const own = s->fitted;
-    const padded *const results = own->tensors + own->inputs;
-    for (int64_t i = 0; i < own->inputs; ++i)
-        own->reads[i] = i < own->given ? move(&own->tensors[i], (void *)inputs[i], false) : own->tensors[i].memory;
-    for (int64_t i = 0; i < own->outputs; ++i) own->writes[i] = results[i].is_whole ? outputs[i] : results[i].memory;
+    const int64_t count = own->plan->outputs.count;
+    for (int64_t i = 0; i < own->plan->inputs.count; ++i)
+        own->reads[i] = i < own->given ? move(&own->inputs[i], (void *)inputs[i], false) : own->inputs[i].memory;
+    for (int64_t i = 0; i < count; ++i) own->writes[i] = own->outputs[i].is_whole ? outputs[i] : own->outputs[i].memory;
     const int failed = korch_run(own->handle, own->reads, own->writes);
-    for (int64_t i = 0; i < own->outputs; ++i) move(&results[i], outputs[i], true);
+    for (int64_t i = 0; i < count; ++i) move(&own->outputs[i], outputs[i], true);
     return failed;
 }

@@ -148,9 +148,3 @@ KORCH_API korch_model *korch_open(const char *folder, char *error, size_t error_
     korch_close(model);
     return NULL;
 }
-
-const void *const *korch_weights(const korch_model *model, int64_t plan) {
-    int64_t at = 0;
-    for (int64_t i = 0; i < plan; ++i) at += model->plans->rows[i]->constants.count;
-    return model->constants + at;
-}

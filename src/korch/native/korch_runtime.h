@@ -188,9 +188,6 @@ struct korch_model {
     int64_t *numbers;
 };
 
-/* The packed constants of a plan of a model. */
-const void *const *korch_weights(const korch_model *model, int64_t plan);
-
 /* Memory that starts at a huge page if it is large; null if there is none. It is filled with zeros. */
 void *korch_allocate(int64_t size);
 

@@ -121,6 +121,6 @@ def _hidden(hidden: Hidden) -> Numbers:
         own = [MODES.index(places.mode), places.step, int(places.out is not None)]
         return [*found, *own, *(n for extent in extents for n in extent)]
     if table := hidden.table:
-        rows = [[len(row), *map(_bits, row)] for row in table.rows]
-        return [*found, table.dimension, table.low, *_list(rows)]
+        rows = [[*row, *(row[-1:] or (0.0,)) * (math.prod(hidden.shape) - len(row))] for row in table.rows]
+        return [*found, table.dimension, table.low, len(rows), *(_bits(x) for row in rows for x in row)]
     return found
