@@ -58,19 +58,28 @@ typedef struct {
 /* -- Handles -------------------------------------------------------------------------------------------------------- */
 
 struct korch_handle {
+    korch_hooks hooks;
     const tables *plan;
-    pthread_mutex_t mutex;
-    korch_handle *next; /* in the list of all handles */
     int64_t threads;
-    oversubscription oversubscription;
     char *arena;
     const void *const *constants;
     void **table; /* the buffers of all steps, for each thread */
     void **states;
     korch_count *ended; /* for each queue: the number of the task after the one that has ended last; 0 before the first */
-    int64_t *usual_ns;  /* the usual time of each step that runs apart; see note_step */
-    int64_t took_ns;    /* the time of the last run; 0 before the first */
-    int64_t start_ns;   /* in timed runs: when the next kernel begins */
+    /* Of a run. Consecutive steps run in one region; between two steps, the first thread decides whether the others stop. */
+    int64_t *kernel_ns;        /* null unless the run is timed */
+    oversubscription *watched; /* null: none is detected */
+    int64_t from, end;         /* the steps that run in one region, or the step that runs apart */
+    int failed;                /* atomic: 1 + the number of a step that failed, or 0 */
+    bool stops;
+    int64_t came_ns;  /* when all threads had arrived at the last barrier */
+    int64_t start_ns; /* in timed runs: when the next kernel begins */
+    /* Of the runs so far. */
+    oversubscription oversubscription;
+    int64_t *usual_ns; /* the usual time of each step that runs apart; see note_step */
+    int64_t took_ns;   /* the time of the last run; 0 before the first */
+    pthread_mutex_t mutex;
+    korch_handle *next; /* in the list of all handles */
 };
 
 static pthread_mutex_t handles_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -123,80 +132,68 @@ static void copy_outputs(const korch_handle *h, const void *const *inputs, void 
 
 /* -- Runs ----------------------------------------------------------------------------------------------------------- */
 
-/* Consecutive steps that threads run. Between two steps, the first thread decides whether the others stop. */
-typedef struct {
-    korch_hooks hooks;
-    korch_handle *h;
-    oversubscription *oversubscription;       /* null: none is detected */
-    int64_t from, end;  /* the steps */
-    int failed;         /* atomic: 1 + the number of a step that failed, or 0 */
-    bool stops;
-    int64_t came_ns;    /* when all threads had arrived at the last barrier */
-    int64_t *kernel_ns; /* null unless the run is timed */
-} crew;
-
-static int failed_step(const crew *crew) {
-    return korch_interrupted() ? KORCH_INTERRUPTED : __atomic_load_n(&crew->failed, __ATOMIC_RELAXED);
+static int failed_step(const korch_handle *h) {
+    return korch_interrupted() ? KORCH_INTERRUPTED : __atomic_load_n(&h->failed, __ATOMIC_RELAXED);
 }
 
-static void fail(crew *crew, int64_t step) { __atomic_store_n(&crew->failed, (int)step + 1, __ATOMIC_RELAXED); }
+static void fail(korch_handle *h, int64_t step) { __atomic_store_n(&h->failed, (int)step + 1, __ATOMIC_RELAXED); }
 
 static void note_wait(korch_hooks *hooks, int64_t since_ns) {
-    const crew *const own = (const crew *)hooks;
+    const korch_handle *const h = (const korch_handle *)hooks;
     const int64_t now_ns = korch_now_ns();
-    add_wait(own->oversubscription, now_ns - since_ns, now_ns, own->h->threads);
+    add_wait(h->watched, now_ns - since_ns, now_ns, h->threads);
 }
 
 static void note_arrival(korch_hooks *hooks) {
-    crew *const own = (crew *)hooks;
-    own->came_ns = korch_now_ns();
-    own->stops = failed_step(own) || is_oversubscribed(own->oversubscription, korch_now_ns);
+    korch_handle *const h = (korch_handle *)hooks;
+    h->came_ns = korch_now_ns();
+    h->stops = failed_step(h) || is_oversubscribed(h->watched, korch_now_ns);
 }
 
 /* Record that a step has ended: now, or at `ended_ns`, when all threads had ended it. */
-static void note_end(const crew *crew, const korch_member *own, int64_t i, int64_t ended_ns) {
-    if (!crew->kernel_ns || own->me != 0) return;
+static void note_end(korch_handle *h, const korch_member *own, int64_t i, int64_t ended_ns) {
+    if (!h->kernel_ns || own->me != 0) return;
     const int64_t now_ns = ended_ns ? ended_ns : korch_now_ns();
-    crew->kernel_ns[i] = now_ns - crew->h->start_ns;
-    crew->h->start_ns = now_ns;
+    h->kernel_ns[i] = now_ns - h->start_ns;
+    h->start_ns = now_ns;
 }
 
-static void run_alone(crew *crew, int64_t i) {
-    const korch_step *const own = &crew->h->plan->steps.rows[i];
-    if (own->run && own->run(crew->h->states[i], crew->h->table + own->first_slot)) fail(crew, i);
+static void run_alone(korch_handle *h, int64_t i) {
+    const korch_step *const own = &h->plan->steps.rows[i];
+    if (own->run && own->run(h->states[i], h->table + own->first_slot)) fail(h, i);
 }
 
 /* Wait, before a task, for other threads' tasks. `first`: the first task of each queue in this segment. */
-static void await_tasks(crew *crew, const task *row, int64_t me, const int64_t *first) {
-    const tables *const plan = crew->h->plan;
+static void await_tasks(korch_handle *h, const task *row, int64_t me, const int64_t *first) {
+    const tables *const plan = h->plan;
     for (int64_t w = row[0].first_wait; w < row[1].first_wait; ++w) {
         const condition *const what = &plan->waits.rows[w];
-        korch_count *const count = &crew->h->ended[what->queue];
+        korch_count *const count = &h->ended[what->queue];
         const int64_t wanted = first[what->queue] + what->ended;
         if (korch_is_at(count, (uint32_t)wanted)) continue;
-        const bool is_told = me == 0 && crew->oversubscription;
+        const bool is_told = me == 0 && h->watched;
         const int64_t since_ns = is_told || korch_traces ? korch_now_ns() : 0;
-        korch_wait_for(count, (uint32_t)wanted, korch_look_ns(crew->h->threads));
-        if (is_told) note_wait(&crew->hooks, since_ns);
+        korch_wait_for(count, (uint32_t)wanted, korch_look_ns(h->threads));
+        if (is_told) note_wait(&h->hooks, since_ns);
         if (korch_traces == 2) korch_trace_task(1, me, wanted - 1, NULL, since_ns);
     }
 }
 
 /* Run a segment as tasks; return the step after it. A thread runs the tasks of its queue in order. If the run ends early,
  * threads count their remaining tasks without running them, so that no thread waits forever. */
-static int64_t run_tasks(crew *crew, const korch_member *own, int64_t number) {
-    const tables *const plan = crew->h->plan;
+static int64_t run_tasks(korch_handle *h, const korch_member *own, int64_t number) {
+    const tables *const plan = h->plan;
     const int64_t *const first = plan->first_tasks.rows + number * plan->queues;
-    void *const *const table = table_of(crew->h, own->me);
-    korch_count *const ended = &crew->h->ended[own->me];
+    void *const *const table = table_of(h, own->me);
+    korch_count *const ended = &h->ended[own->me];
     for (int64_t i = first[own->me]; i < first[own->me + 1]; ++i) {
         const task *const row = &plan->tasks.rows[i];
-        await_tasks(crew, row, own->me, first);
+        await_tasks(h, row, own->me, first);
         const korch_step *const what = &plan->steps.rows[row->step];
         const int64_t since_ns = korch_traces ? korch_now_ns() : 0;
-        if (failed_step(crew)) /* count it only */;
+        if (failed_step(h)) /* count it only */;
         else if (row->stage < 0) {
-            if (what->run(crew->h->states[row->step], table + what->first_slot)) fail(crew, row->step);
+            if (what->run(h->states[row->step], table + what->first_slot)) fail(h, row->step);
         } else if (row->begin < row->end) {
             what->tasks((int)row->stage, table + what->first_slot, row->begin, row->end, own->me);
         }
@@ -206,84 +203,77 @@ static int64_t run_tasks(crew *crew, const korch_member *own, int64_t number) {
     return plan->segments.rows[number].end;
 }
 
-static int64_t run_team(crew *crew, korch_member *own, int64_t i) {
-    const korch_step *const what = &crew->h->plan->steps.rows[i];
+static int64_t run_team(korch_handle *h, korch_member *own, int64_t i) {
+    const korch_step *const what = &h->plan->steps.rows[i];
     if (korch_traces) korch_trace_work(-1 - i, own->me, true);
-    if (what->team(table_of(crew->h, own->me) + what->first_slot, own)) fail(crew, i);
+    if (what->team(table_of(h, own->me) + what->first_slot, own)) fail(h, i);
     if (korch_traces) korch_trace_work(-1 - i, own->me, false);
     return i + 1;
 }
 
 /* A barrier. Return whether to run more steps. If the others stop, the first thread runs the remaining steps. */
-static bool meet_crew(crew *crew, korch_member *own) {
-    if (own->threads == 1) return !failed_step(crew);
+static bool meet_others(korch_handle *h, korch_member *own) {
+    if (own->threads == 1) return !failed_step(h);
     own->meet(own);
-    if (!crew->stops) return true;
+    if (!h->stops) return true;
     if (own->me != 0) return false;
     own->threads = 1;
-    return !failed_step(crew);
+    return !failed_step(h);
 }
 
-/* Run the steps of a crew as one of its threads, until a step fails. */
+/* Run steps as one of the threads, until a step fails. */
 static int run_steps(void *given, korch_member *own) {
-    crew *const crew = given;
-    korch_handle *const h = crew->h;
+    korch_handle *const h = given;
     const tables *const plan = h->plan;
     int64_t next = 0;   /* the next segment */
     bool is_met = true; /* whether there was a barrier since the first thread ran a step alone */
-    for (int64_t i = crew->from; i < crew->end;) {
+    for (int64_t i = h->from; i < h->end;) {
         while (next < plan->segments.count && plan->segments.rows[next].begin < i) ++next;
-        const bool has_tasks = !crew->kernel_ns && own->threads == plan->queues && own->threads > 1 &&
+        const bool has_tasks = !h->kernel_ns && own->threads == plan->queues && own->threads > 1 &&
                                next < plan->segments.count && plan->segments.rows[next].begin == i;
         if (has_tasks || plan->steps.rows[i].team) {
-            if (!is_met && !meet_crew(crew, own)) return 0;
-            const int64_t after = has_tasks ? run_tasks(crew, own, next) : run_team(crew, own, i);
-            if (!meet_crew(crew, own)) return 0;
+            if (!is_met && !meet_others(h, own)) return 0;
+            const int64_t after = has_tasks ? run_tasks(h, own, next) : run_team(h, own, i);
+            if (!meet_others(h, own)) return 0;
             is_met = true;
-            if (!has_tasks) note_end(crew, own, i, own->threads > 1 ? crew->came_ns : 0);
+            if (!has_tasks) note_end(h, own, i, own->threads > 1 ? h->came_ns : 0);
             i = after;
         } else {
-            if (own->me == 0) run_alone(crew, i);
-            if (own->threads == 1 && failed_step(crew)) return 0;
+            if (own->me == 0) run_alone(h, i);
+            if (own->threads == 1 && failed_step(h)) return 0;
             is_met = false;
-            note_end(crew, own, i++, 0);
+            note_end(h, own, i++, 0);
         }
     }
-    if (!is_met) meet_crew(crew, own);
+    if (!is_met) meet_others(h, own);
     return 0;
-}
-
-/* Run steps in one region, or on this thread if other processes need the cores. */
-static void run_together(crew *crew) {
-    korch_parallel(is_oversubscribed(crew->oversubscription, korch_now_ns) ? 1 : crew->h->threads, run_steps, crew, &crew->hooks);
 }
 
 /* Run a step that may have threads of its own, or that would be alone in a region. If other processes need the cores, it
  * runs on one thread, and so do the libraries that it calls. */
-static void run_apart(crew *crew, int64_t i) {
-    korch_handle *const h = crew->h;
-    const int64_t since_ns = crew->oversubscription ? korch_now_ns() : 0;
+static void run_apart(korch_handle *h) {
+    const int64_t i = h->from, since_ns = h->watched ? korch_now_ns() : 0;
     korch_member own = {.threads = 1};
-    if (is_oversubscribed(crew->oversubscription, korch_now_ns)) {
+    if (is_oversubscribed(h->watched, korch_now_ns)) {
         korch_set_threads(1);
-        run_steps(crew, &own);
+        run_steps(h, &own);
         korch_set_threads((int)h->threads);
         return;
     }
-    run_alone(crew, i);
-    note_end(crew, &own, i, 0);
-    const int64_t now_ns = crew->oversubscription ? korch_now_ns() : 0;
-    if (crew->oversubscription) note_step(crew->oversubscription, now_ns - since_ns, now_ns, &h->usual_ns[i], h->threads);
+    run_alone(h, i);
+    note_end(h, &own, i, 0);
+    const int64_t now_ns = h->watched ? korch_now_ns() : 0;
+    if (h->watched) note_step(h->watched, now_ns - since_ns, now_ns, &h->usual_ns[i], h->threads);
 }
 
-/* Run the steps of a crew, before which no other thread is in a region of this handle. */
-static int run_crew(crew *crew) {
-    const korch_step *const first = &crew->h->plan->steps.rows[crew->from];
-    for (int64_t q = 0; q < crew->h->plan->queues; ++q) __atomic_store_n(&crew->h->ended[q].value, 0, __ATOMIC_RELAXED);
-    const bool is_one = crew->end == crew->from + 1 && first->team && crew->h->threads > 1;
-    if (first->is_alone || is_one) run_apart(crew, crew->from);
-    else run_together(crew);
-    return failed_step(crew);
+/* Run steps in one region, or on this thread if other processes need the cores, or one step apart. Before that, no other thread
+ * runs steps of this handle. */
+static int run_some(korch_handle *h) {
+    const korch_step *const first = &h->plan->steps.rows[h->from];
+    for (int64_t q = 0; q < h->plan->queues; ++q) __atomic_store_n(&h->ended[q].value, 0, __ATOMIC_RELAXED);
+    if (first->is_alone || (h->end == h->from + 1 && first->team && h->threads > 1)) run_apart(h);
+    else korch_parallel(is_oversubscribed(h->watched, korch_now_ns) ? 1 : h->threads, run_steps, h, &h->hooks);
+    return failed_step(h);
 }
 
 int korch_run_timed(korch_handle *h, const void *const *inputs, void *const *outputs, int64_t *kernel_ns) {
@@ -294,17 +284,18 @@ int korch_run_timed(korch_handle *h, const void *const *inputs, void *const *out
     bind_tensors(h, inputs, outputs);
     const int64_t begun_ns = h->start_ns = korch_now_ns();
     const korch_steps steps = h->plan->steps;
-    int failed = 0;
+    int failed = h->failed = 0;
     if (korch_traces) korch_trace_begun(begun_ns);
-    /* Timed runs always use all threads. */
-    oversubscription *const oversubscription = kernel_ns || h->threads == 1 ? NULL : &h->oversubscription;
-    if (oversubscription) begin_oversubscription(oversubscription, begun_ns);
-    const korch_hooks hooks = {oversubscription ? note_wait : NULL, note_arrival};
-    for (int64_t from = 0, end; from < steps.count && !failed; from = end) {
-        for (end = from + 1; end < steps.count && !steps.rows[from].is_alone && !steps.rows[end].is_alone;) ++end;
-        failed = run_crew(&(crew){hooks, h, oversubscription, from, end, .kernel_ns = kernel_ns});
+    h->kernel_ns = kernel_ns;
+    h->watched = kernel_ns || h->threads == 1 ? NULL : &h->oversubscription; /* timed runs always use all threads */
+    h->hooks = (korch_hooks){h->watched ? note_wait : NULL, note_arrival};
+    if (h->watched) begin_oversubscription(h->watched, begun_ns);
+    for (h->from = 0; h->from < steps.count && !failed; h->from = h->end) {
+        for (h->end = h->from + 1; h->end < steps.count && !steps.rows[h->from].is_alone && !steps.rows[h->end].is_alone;)
+            ++h->end;
+        failed = run_some(h);
     }
-    if (oversubscription && !failed) end_oversubscription(oversubscription, korch_now_ns());
+    if (h->watched && !failed) end_oversubscription(h->watched, korch_now_ns());
     if (!failed) copy_outputs(h, inputs, outputs);
     h->took_ns = korch_now_ns() - begun_ns;
     if (watches) korch_unwatch_interrupts();
