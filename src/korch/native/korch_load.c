@@ -1,8 +1,8 @@
 /* Loads relocatable ELF objects (x86-64, AArch64) that were compiled for kernels and tables.
  *
  * All sections are laid out in one mapping: code, then constants, then data. Relocations are applied with checks of their
- * ranges; functions that are too far away are called through stubs, and addresses that are loaded from memory have slots
- * beside the constants. Then code is made executable and constants read-only; nothing is ever both writable and executable.
+ * ranges; functions that are too far away are called through stubs, which also have the addresses that are loaded from memory.
+ * Then code is made executable and constants read-only; nothing is ever both writable and executable.
  * Whatever is not expected is refused: no content of an object makes this file access anything outside of its bytes. */
 #include "korch_load.h"
 
@@ -135,10 +135,9 @@ static bool read_symbols(linker *own, object *o) {
         o->names_size = names->sh_size;
         own->symbol_count += o->symbol_count;
         own->names_size += o->names_size;
-        o->targets = calloc(3 * o->symbol_count + 1, sizeof(char *));
+        o->targets = calloc(2 * o->symbol_count + 1, sizeof(char *));
         if (!o->targets) return korch_refuse(own, "there is no memory");
         o->stubs = o->targets + o->symbol_count;
-        o->slots = o->stubs + o->symbol_count;
     }
     return true;
 }
@@ -229,9 +228,8 @@ static bool fill(linker *own, object *o) {
 static bool allocate(linker *own) {
     korch_code *const code = own->code;
     const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), code_bytes = (own->sizes[CODE] + 15) & -(uint64_t)16;
-    const uint64_t constant_bytes = (own->sizes[CONSTANTS] + 15) & -(uint64_t)16;
     own->starts[CONSTANTS] = (code_bytes + own->distant * STUB_BYTES + page - 1) & -page;
-    own->starts[DATA] = (own->starts[CONSTANTS] + constant_bytes + own->distant * SLOT_BYTES + page - 1) & -page;
+    own->starts[DATA] = (own->starts[CONSTANTS] + own->sizes[CONSTANTS] + page - 1) & -page;
     code->size = (own->starts[DATA] + own->sizes[DATA] + page) & -page;
     void *base = MAP_FAILED;
     if (code->size <= 4 * MOST_BYTES) base = mmap(NULL, code->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -242,7 +240,6 @@ static bool allocate(linker *own) {
     if (!code->base || !code->symbols || !code->names) return korch_refuse(own, "there is no memory for it");
     own->next_name = code->names;
     own->next_stub = code->base + code_bytes;
-    own->next_slot = code->base + own->starts[CONSTANTS] + constant_bytes;
     return true;
 }
 

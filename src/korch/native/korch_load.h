@@ -11,7 +11,7 @@ enum { OWN_MACHINE = EM_X86_64 };
 enum { OWN_MACHINE = EM_AARCH64 };
 #endif
 
-enum { STUB_BYTES = 16, SLOT_BYTES = 8 };
+enum { STUB_BYTES = 16, SLOT_AT = 8 };
 enum { CODE, CONSTANTS, DATA, PARTS };
 
 /* The tables of an object, which are at any address. */
@@ -45,7 +45,6 @@ typedef struct {
     uint64_t names_size;
     char **targets; /* where each symbol is; null if that is not known yet */
     char **stubs;   /* for each symbol: its stub, or null */
-    char **slots;   /* for each symbol: the slot with its address, or null */
 } object;
 
 struct korch_code {
@@ -63,8 +62,8 @@ typedef struct {
     int machine;
     uint64_t sizes[PARTS], starts[PARTS];
     uint64_t symbol_count, names_size; /* of all objects */
-    uint64_t distant; /* the number of relocations that may need a stub and a slot */
-    char *next_name, *next_stub, *next_slot;
+    uint64_t distant; /* the number of relocations that may need a stub */
+    char *next_name, *next_stub;
     int at; /* the number of the object that is read */
     char *error;
     size_t error_size;

@@ -3,7 +3,10 @@
 #include "korch_runtime.h"
 
 #include <pthread.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 enum { ALIGNMENT = 64, HUGE_PAGE = 2 << 20 };
 
@@ -130,10 +133,39 @@ static void copy_outputs(const korch_handle *h, const void *const *inputs, void 
     }
 }
 
+/* -- Interrupts ----------------------------------------------------------------------------------------------------- */
+
+static struct sigaction before_watch;
+static bool is_interrupted;
+
+static void note_interrupt(int number, siginfo_t *info, void *context) {
+    __atomic_store_n(&is_interrupted, true, __ATOMIC_RELAXED);
+    if (before_watch.sa_flags & SA_SIGINFO) before_watch.sa_sigaction(number, info, context);
+    else before_watch.sa_handler(number);
+}
+
+/* Begin to note SIGINT in the main thread, and return whether that is done. It sets a flag and then calls the handler that was installed before. (Python's handler alone would not end a run: it,
+ * too, only sets a flag until the run has ended.) This costs some system calls, so short runs do not use it. */
+static bool watch_interrupts(void) {
+    if (syscall(SYS_gettid) != getpid()) return false;
+    if (sigaction(SIGINT, NULL, &before_watch) != 0) return false;
+    if (before_watch.sa_handler == SIG_DFL || before_watch.sa_handler == SIG_IGN) return false;
+    __atomic_store_n(&is_interrupted, false, __ATOMIC_RELAXED);
+    struct sigaction own = before_watch;
+    own.sa_flags |= SA_SIGINFO;
+    own.sa_sigaction = note_interrupt;
+    return sigaction(SIGINT, &own, NULL) == 0;
+}
+
+static void unwatch_interrupts(void) {
+    sigaction(SIGINT, &before_watch, NULL);
+    __atomic_store_n(&is_interrupted, false, __ATOMIC_RELAXED);
+}
+
 /* -- Runs ----------------------------------------------------------------------------------------------------------- */
 
 static int failed_step(const korch_handle *h) {
-    return korch_interrupted() ? KORCH_INTERRUPTED : __atomic_load_n(&h->failed, __ATOMIC_RELAXED);
+    return __atomic_load_n(&is_interrupted, __ATOMIC_RELAXED) ? KORCH_INTERRUPTED : __atomic_load_n(&h->failed, __ATOMIC_RELAXED);
 }
 
 static void fail(korch_handle *h, int64_t step) { __atomic_store_n(&h->failed, (int)step + 1, __ATOMIC_RELAXED); }
@@ -280,7 +312,7 @@ int korch_run_timed(korch_handle *h, const void *const *inputs, void *const *out
     pthread_mutex_lock(&h->mutex);
     const int threads = korch_set_threads((int)h->threads);
     const bool watches =
-        korch_catches_interrupts && (h->took_ns == 0 || h->took_ns > LONG_RUN_NS) && korch_watch_interrupts();
+        korch_catches_interrupts && (h->took_ns == 0 || h->took_ns > LONG_RUN_NS) && watch_interrupts();
     bind_tensors(h, inputs, outputs);
     const int64_t begun_ns = h->start_ns = korch_now_ns();
     const korch_steps steps = h->plan->steps;
@@ -298,7 +330,7 @@ int korch_run_timed(korch_handle *h, const void *const *inputs, void *const *out
     if (h->watched && !failed) end_oversubscription(h->watched, korch_now_ns());
     if (!failed) copy_outputs(h, inputs, outputs);
     h->took_ns = korch_now_ns() - begun_ns;
-    if (watches) korch_unwatch_interrupts();
+    if (watches) unwatch_interrupts();
     korch_set_threads(threads);
     pthread_mutex_unlock(&h->mutex);
     return failed;

@@ -1,8 +1,7 @@
-/* Applies the relocations of x86-64 and AArch64. Functions that are too far away are called through stubs, and addresses
- * that are loaded from memory have slots. */
+/* Applies the relocations of x86-64 and AArch64. */
 #include "korch_load.h"
 
-/* The place of code that jumps to a symbol. */
+/* The place of code that jumps to a symbol; at SLOT_AT is the symbol's address. */
 static char *stub_of(linker *own, object *o, uint32_t number) {
     if (o->stubs[number]) return o->stubs[number];
     static const unsigned char jumps[2][8] = {
@@ -10,18 +9,12 @@ static char *stub_of(linker *own, object *o, uint32_t number) {
         {0x50, 0, 0, 0x58, 0x00, 0x02, 0x1f, 0xd6}}; /* ldr x16, . + 8; br x16 */
     char *const at = own->next_stub;
     memcpy(at, jumps[own->machine == EM_AARCH64], 8);
-    memcpy(at + 8, &o->targets[number], 8);
+    memcpy(at + SLOT_AT, &o->targets[number], 8);
     own->next_stub += STUB_BYTES;
     return o->stubs[number] = at;
 }
 
-/* The place of a symbol's address. */
-static char *slot_of(linker *own, object *o, uint32_t number) {
-    if (o->slots[number]) return o->slots[number];
-    memcpy(own->next_slot, &o->targets[number], SLOT_BYTES);
-    own->next_slot += SLOT_BYTES;
-    return o->slots[number] = own->next_slot - SLOT_BYTES;
-}
+static char *slot_of(linker *own, object *o, uint32_t number) { return stub_of(own, o, number) + SLOT_AT; }
 
 static bool out_of_range(linker *own, const fix *f, const object *o) {
     return korch_refuse(own, "relocation %u of symbol %s is out of range", f->type, name_of(o, &o->symbols[f->symbol]));

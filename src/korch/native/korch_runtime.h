@@ -71,7 +71,6 @@ struct korch_team {
 
 int64_t korch_now_ns(void);
 int64_t korch_look_ns(int64_t threads);
-uint32_t korch_count_now(const korch_count *count);
 bool korch_is_at(const korch_count *count, uint32_t wanted);
 void korch_set(korch_count *count, uint32_t value);
 void korch_wait_for(korch_count *count, uint32_t wanted, int64_t look_ns);
@@ -91,11 +90,6 @@ KORCH_API int korch_set_threads(int threads);
 
 /* Complete all runs and let no other begin, or let them begin again. */
 void korch_hold_handles(bool holds);
-
-/* Interrupts: watch begins to note SIGINT in the main thread, and returns whether it does. */
-bool korch_watch_interrupts(void);
-void korch_unwatch_interrupts(void);
-bool korch_interrupted(void);
 
 /* -- Traces (korch_trace.c): what each thread does, for `korch.report.threads` ----------------------------------------- */
 
@@ -118,20 +112,12 @@ typedef struct {
 
 typedef struct korch_handle korch_handle;
 
-/* Prepare to run. If that fails, return null, with a message in error.
- *
- * constants: the packed constants, aligned to 64 bytes; they and this array must stay as they are until korch_destroy.
- * threads: the threads of every run, at most 1024; 0 for the number that the plan was built for.
- */
+/* Prepare to run, as korch_start does. The packed constants are aligned to 64 bytes; they and this array must stay as they are
+ * until korch_destroy. */
 KORCH_API korch_handle *korch_create(const korch_plan *plan, const void *const *constants, int threads, char *error,
                            size_t error_size);
 
-/* Run once. Inputs and outputs are dense, row-major, and aligned to their element's size; no output may
- * overlap another tensor. Calls on the same handle are serialized; calls on different handles run
- * concurrently. A process that has run a plan may fork; both parent and child can then run plans.
- *
- * Returns 0, 1 + the position of the kernel that failed, or KORCH_INTERRUPTED.
- */
+/* Run once, as korch_serve does. Calls on the same handle are serialized. */
 KORCH_API int korch_run(korch_handle *handle, const void *const *inputs, void *const *outputs);
 
 /* The same, and write the nanoseconds of each kernel to kernel_ns, unless it is null. */

@@ -8,7 +8,6 @@
 
 #include <pthread.h>
 #include <linux/futex.h>
-#include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -52,9 +51,9 @@ static inline void relax(void) {
 #endif
 }
 
-uint32_t korch_count_now(const korch_count *count) { return __atomic_load_n(&count->value, __ATOMIC_ACQUIRE); }
+static uint32_t count_now(const korch_count *count) { return __atomic_load_n(&count->value, __ATOMIC_ACQUIRE); }
 
-bool korch_is_at(const korch_count *count, uint32_t wanted) { return (int32_t)(korch_count_now(count) - wanted) >= 0; }
+bool korch_is_at(const korch_count *count, uint32_t wanted) { return (int32_t)(count_now(count) - wanted) >= 0; }
 
 /* Spin for at most this long; return whether the count has reached the value. */
 static bool look(const korch_count *count, uint32_t wanted, int64_t look_ns) {
@@ -248,7 +247,7 @@ int korch_parallel(int64_t threads, korch_job run, void *given, korch_hooks *hoo
     if (korch_traces && !hooks) team->region = korch_trace_region();
     keep_apart(team);
     /* The last region has ended at the turn after the one that this thread has set. */
-    own = (korch_member){0, team->threads, meet, team, korch_count_now(&team->counts[0]) + 2};
+    own = (korch_member){0, team->threads, meet, team, count_now(&team->counts[0]) + 2};
     korch_set(&team->counts[0], own.turn);
     note_part(team, &own, true);
     int failed = run(given, &own);
@@ -264,7 +263,7 @@ int korch_region(int threads, korch_job team, void *const *buffers) {
     return korch_parallel(threads, team, (void *)buffers, NULL);
 }
 
-/* -- Forks and interrupts ------------------------------------------------------------------------------------------- */
+/* -- Forks ---------------------------------------------------------------------------------------------------------- */
 
 /* fork() copies only the thread that calls it. So before a fork, all runs are completed, and no other begins; the child
  * has no teams, and creates new ones. */
@@ -286,35 +285,6 @@ static void in_child(void) {
     }
     after_fork();
 }
-
-static struct sigaction before_watch;
-static bool came;
-
-static void note_interrupt(int number, siginfo_t *info, void *context) {
-    __atomic_store_n(&came, true, __ATOMIC_RELAXED);
-    if (before_watch.sa_flags & SA_SIGINFO) before_watch.sa_sigaction(number, info, context);
-    else before_watch.sa_handler(number);
-}
-
-/* SIGINT sets a flag and then calls the handler that was installed before. (Python's handler alone would not end a run: it,
- * too, only sets a flag until the run has ended.) This costs some system calls, so short runs do not use it. */
-bool korch_watch_interrupts(void) {
-    if (syscall(SYS_gettid) != getpid()) return false;
-    if (sigaction(SIGINT, NULL, &before_watch) != 0) return false;
-    if (before_watch.sa_handler == SIG_DFL || before_watch.sa_handler == SIG_IGN) return false;
-    __atomic_store_n(&came, false, __ATOMIC_RELAXED);
-    struct sigaction own = before_watch;
-    own.sa_flags |= SA_SIGINFO;
-    own.sa_sigaction = note_interrupt;
-    return sigaction(SIGINT, &own, NULL) == 0;
-}
-
-void korch_unwatch_interrupts(void) {
-    sigaction(SIGINT, &before_watch, NULL);
-    __atomic_store_n(&came, false, __ATOMIC_RELAXED);
-}
-
-bool korch_interrupted(void) { return __atomic_load_n(&came, __ATOMIC_RELAXED); }
 
 __attribute__((constructor)) static void begin(void) {
     cores = found_cores();
