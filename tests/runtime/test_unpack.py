@@ -17,10 +17,10 @@ from korch.primitive.types import ValueType
 from korch.runtime import unpack as unpack_module
 from korch.runtime.artifact import archive_of
 from korch.runtime.library import Handle, load_plans
+from korch.runtime.machine import REQUIRED_FLAGS, cpu_flags
 from korch.runtime.unpack import unpack, weight_chunks
 from korch.runtime.weights import Weights
 from korch.system.libraries import find_onnxruntime
-from korch.target import detect_target
 from tests.ranges.range_models import model_of, shapes_of
 from tests.ranges.test_sweep import MODELS, RANGES, sizes_of
 from tests.runtime import runtime_plans as plans
@@ -59,13 +59,7 @@ def constants_of(folder, counts):
 
 def run_folder(folder, i, *arrays):
     """Run plan i of a folder on arrays, with nothing but what lies in the folder."""
-    found = load_plans(
-        {
-            "generic" if (folder / "kernels-generic.a").exists() else detect_target(1, "").isa: next(
-                folder.glob("kernels-*.a")
-            ).read_bytes()
-        }
-    )
+    found = load_plans({"generic": (folder / "kernels.a").read_bytes()})
     offsets, block = constants_of(folder, [len(plan.constants) for plan in found])
     aligned = Weights.allocate([ValueType((block.size,), plans.DType.U8)])
     aligned.block[: block.size] = block
@@ -87,6 +81,17 @@ def test_the_folder_runs_as_the_artifact_does(pack, tmp_path, plan):
         np.testing.assert_array_equal(one, other)
 
 
+def test_kernels_for_another_cpu_are_refused(pack, tmp_path, monkeypatch):
+    flag = max(cpu_flags(), key=len)
+    monkeypatch.setitem(REQUIRED_FLAGS, "generic", (flag,))
+    unpack(pack(plans.chain()), tmp_path / "folder")
+    Session(tmp_path / "folder", 1).close()
+    kernels = tmp_path / "folder" / "kernels.a"
+    kernels.write_bytes(kernels.read_bytes().replace(f"{flag} \0".encode(), b"x" * len(flag) + b" \0"))
+    with pytest.raises(ValueError, match=f"{kernels} needs a CPU with {'x' * len(flag)}"):
+        Session(tmp_path / "folder", 1)
+
+
 def test_the_manifest_says_what_is_needed_and_seals_the_rest(pack, tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()  # an empty one is taken
@@ -96,7 +101,7 @@ def test_the_manifest_says_what_is_needed_and_seals_the_rest(pack, tmp_path):
     assert files == {"manifest.json", *manifest["sha256"]}
     assert {
         "libkorch_runtime.so",
-        "kernels-generic.a",
+        "kernels.a",
         "korch.h",
         "weights.bin",
         "sizes.bin",
@@ -255,7 +260,7 @@ def test_the_command(pack, tmp_path, capsys):
     assert [line.split()[0] for line in files] == [
         "libkorch_runtime.so",
         "korch.h",
-        "kernels-generic.a",
+        "kernels.a",
         "weights.bin",
         "sizes.bin",
     ]

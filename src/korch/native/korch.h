@@ -31,8 +31,7 @@ typedef struct korch_session korch_session;
 /* The version of this interface that the library was built with. */
 int korch_abi_version(void);
 
-/* Load a folder that `korch unpack` has written: the kernels for the best instruction set that this CPU has, and the
- * weights. If that fails, return null; error then receives a message, truncated to error_size bytes. */
+/* Load a folder that `korch unpack` has written. If that fails, or this CPU can't run its kernels, return null; error then receives a message, truncated to error_size bytes. */
 korch_model *korch_open(const char *folder, char *error, size_t error_size);
 
 /* Free a model, after all of its sessions. Null is allowed. */

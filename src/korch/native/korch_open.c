@@ -1,8 +1,7 @@
-/* Opens the folder of a model: its objects for the best instruction set of this CPU, its weights, the libraries beside it.
+/* Opens the folder of a model: its objects, its weights, the libraries beside it.
  *
- * The objects for an instruction set are one file, `kernels-<instruction set>.a`, in the format of `ar`. weights.bin is an
- * int64_t, the number of offsets; an int64_t for each constant of the first plan in its order, then for
- * each constant of the next plan: the offset of its tensor in the file, a multiple of 64; then the tensors. sizes.bin says which
+ * weights.bin is an int64_t, the number of offsets; an int64_t for each constant of the first plan in its order, then for each
+ * constant of the next plan: the offset of its tensor in the file, a multiple of 64; then the tensors. sizes.bin says which
  * shapes each plan takes (korch_fit.c). */
 #include "korch_runtime.h"
 
@@ -10,12 +9,9 @@
 #include <unistd.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
-#else
-#include <asm/hwcap.h>
-#include <sys/auxv.h>
 #endif
 
-/* -- Instruction sets ----------------------------------------------------------------------------------------------- */
+/* -- The CPU -------------------------------------------------------------------------------------------------------- */
 
 int korch_matrix_units(void) {
 #if defined(__x86_64__)
@@ -32,31 +28,21 @@ int korch_matrix_units(void) {
 #endif
 }
 
-#if defined(__x86_64__)
-/* The best first. Kernels for amx check for matrix units and work without them. */
-static const char *const isas[] = {"amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2", "generic"};
-
-/* Which of them this CPU has and the system lets programs use, as bits. */
-static int usable_isas(void) {
-    unsigned a = 0, b = 0, c = 0, d = 0, low = 0, high = 0;
-    const unsigned fma = 1u << 12, xsave = 1u << 27, avx = 1u << 28, f16c = 1u << 29;
-    const unsigned needed = fma | xsave | avx | f16c, avx2 = 1u << 5 | 1u << 3 | 1u << 8; /* with BMI1 and BMI2 */
-    const unsigned avx512 = 1u << 16 | 1u << 17 | 1u << 28 | 1u << 30 | 1u << 31;         /* F, DQ, CD, BW, VL */
-    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & needed) != needed) return 32;
-    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (b & avx2) != avx2 || (low & 6) != 6) return 32;
-    if ((b & avx512) != avx512 || (low & 0xe6) != 0xe6) return 48;
-    if (!(c & 1u << 11)) return 56;
-    const bool has_bf16 = __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 5);
-    return has_bf16 ? 63 : 61;
+/* The first flag of a list that this CPU does not have, as the system names them; null if it has all. Each ends with a space. */
+static const char *missing_flag(const char *needed) {
+    char found[8192] = "", flag[64];
+    FILE *const file = fopen("/proc/cpuinfo", "re");
+    while (file && fgets(found, sizeof found, file))
+        if (strncmp(found, "flags", 5) == 0 || strncmp(found, "Features", 8) == 0) break;
+    if (file) fclose(file);
+    char *const end = strchr(found, '\n');
+    if (end) *end = ' ';
+    for (size_t size; (size = strcspn(needed, " ")); needed += size + 1) {
+        snprintf(flag, sizeof flag, " %.*s ", (int)size, needed);
+        if (!strstr(found, flag)) return needed;
+    }
+    return NULL;
 }
-#else
-static const char *const isas[] = {"neon_bf16", "neon_dot", "neon", "generic"};
-static int usable_isas(void) {
-    const unsigned long dot = getauxval(AT_HWCAP) & HWCAP_ASIMDDP, both = HWCAP2_I8MM | HWCAP2_BF16;
-    return !dot ? 12 : (getauxval(AT_HWCAP2) & both) == both ? 15 : 14;
-}
-#endif
 
 /* -- Files ---------------------------------------------------------------------------------------------------------- */
 
@@ -93,22 +79,21 @@ KORCH_API void korch_close(korch_model *model) {
 }
 
 static bool load_code(korch_model *model, const char *folder, char *error, size_t error_size) {
-    char path[PATH_BYTES], name[64];
+    char path[PATH_BYTES];
     int64_t size;
-    const int usable = usable_isas();
-    for (int i = 0; i < (int)(sizeof isas / sizeof *isas); ++i) {
-        if (!(usable >> i & 1)) continue;
-        snprintf(name, sizeof name, "kernels-%s.a", isas[i]);
-        void *const bytes = read_file(path_of(path, folder, name), &size);
-        if (!bytes) continue;
-        model->code = korch_load(0, bytes, size, error, error_size);
-        free(bytes);
-        model->plans = model->code ? korch_symbol(model->code, "korch_listed") : NULL;
-        if (model->code && !model->plans) snprintf(error, error_size, "%s has no plans", path);
-        return model->plans;
+    void *const bytes = read_file(path_of(path, folder, "kernels.a"), &size);
+    if (!bytes) {
+        snprintf(error, error_size, "can't read %s", path);
+        return false;
     }
-    snprintf(error, error_size, "%s has no kernels for this CPU", folder);
-    return false;
+    model->code = korch_load(0, bytes, size, error, error_size);
+    free(bytes);
+    if (!model->code) return false;
+    model->plans = korch_symbol(model->code, "korch_listed");
+    const char *const missing = model->plans ? missing_flag(model->plans->cpu_flags) : NULL;
+    if (!model->plans) snprintf(error, error_size, "%s has no plans", path);
+    if (missing) snprintf(error, error_size, "%s needs a CPU with %.*s", path, (int)strcspn(missing, " "), missing);
+    return model->plans && !missing;
 }
 
 static bool load_weights(korch_model *model, const char *folder, char *error, size_t error_size) {

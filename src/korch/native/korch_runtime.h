@@ -162,8 +162,12 @@ KORCH_API korch_code *korch_load(int machine, const void *archive, int64_t size,
 KORCH_API const void *korch_symbol(const korch_code *code, const char *name);
 KORCH_API void korch_unload(korch_code *code);
 
-/* The plans of a library: a table that is named korch_listed. */
-typedef KORCH_TABLE(korch_plan *const) korch_plan_list;
+/* The plans of a library, and the flags that its CPU must have: what is named korch_listed. */
+typedef struct {
+    int64_t count;
+    const korch_plan *const *rows;
+    const char *cpu_flags;
+} korch_plan_list;
 
 /* A model (korch_open.c): `numbers` say how its plans serve sizes (korch_fit.c). */
 struct korch_model {

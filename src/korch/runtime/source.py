@@ -16,6 +16,7 @@ from korch.primitive.types import ValueType
 from korch.provider.provider import Kernel, Threading
 from korch.provider.teams import team_refusal
 from korch.runtime.bind import Program, Slot, SlotPlace
+from korch.runtime.machine import REQUIRED_FLAGS
 from korch.system.content_name import content_name
 from korch.target import Target
 from korch.tile.llvm.constants import Constants
@@ -64,10 +65,11 @@ def print_plan(
 
 
 def print_list(names: Sequence[str], isa: str) -> str:
-    """Return the module that lists the plans of a library."""
+    """Return the module that lists the plans of a library, and the flags of /proc/cpuinfo that it needs."""
     made = Constants(isa)
     made.lines += [f"@{name} = external hidden constant i8" for name in dict.fromkeys(names)]
-    return made.text("korch_listed", [made.table("plans", "ptr", [f"@{name}" for name in names])])
+    flags = made.string("".join(f"{flag} " for flag in REQUIRED_FLAGS[isa]))
+    return made.text("korch_listed", [made.table("plans", "ptr", [f"@{name}" for name in names]), flags])
 
 
 def _tensors(made: Constants, name: str, tensors: Sequence[tuple[str, ValueType]]) -> str:

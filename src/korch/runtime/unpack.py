@@ -2,7 +2,7 @@
 
     libkorch_runtime.so   the runtime, to which C programs are linked
     korch.h               the header of its C interface
-    kernels-*.a           the objects of the kernels and of the plans' tables, for each instruction set
+    kernels.a             the objects of the kernels and of the plans' tables
     weights.bin           the packed constants, in the form in which the runtime reads them
     sizes.bin             which shapes of the inputs each plan takes (`korch.runtime.sizes`)
     lib*.so*              libraries that the kernels call and that Python packages contain, such as ONNX Runtime
@@ -35,8 +35,9 @@ from korch.errors import ArtifactError, OptionError, UnsupportedError
 from korch.records import to_json
 from korch.runtime import artifact as artifact_module
 from korch.runtime import ranged, shaped, stateful
-from korch.runtime.artifact import MANIFEST, SOURCES, Artifact, objects_by_name, read_artifact
+from korch.runtime.artifact import MANIFEST, SOURCES, Artifact, read_artifact
 from korch.runtime.each_isa import best_content
+from korch.runtime.machine import best_isa
 from korch.runtime.record import PlanRecord
 from korch.runtime.shaped import Shared
 from korch.runtime.sizes import sizes_of_plans
@@ -46,9 +47,10 @@ from korch.system.libraries import ONNXRUNTIME, find_onnxruntime
 from korch.system.native import native_text, runtime_path
 
 FORMAT = "korch-folder"
-SCHEMA = 3
+SCHEMA = 4
 RUNTIME = "libkorch_runtime.so"
 HEADER = "korch.h"
+KERNELS = "kernels.a"
 WEIGHTS = "weights.bin"
 SIZES = "sizes.bin"
 
@@ -108,7 +110,7 @@ def unpack(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Unpa
     members: dict[str, Chunks] = {
         RUNTIME: [runtime_path().read_bytes()],
         HEADER: [native_text(HEADER).encode()],
-        **{name: [content] for name, content in objects_by_name(shared.objects).items()},
+        KERNELS: [shared.objects[best_isa(shared.objects)]],
         WEIGHTS: weight_chunks(shared.weights, shared.places),
         SIZES: [sizes_of_plans(plans, ranges)],
         **{f"plans/{i}.json": [plan.to_json().encode()] for i, plan in enumerate(plans)},
@@ -141,7 +143,7 @@ def unpack(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Unpa
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    shown = (RUNTIME, HEADER, *objects_by_name(shared.objects), WEIGHTS, SIZES, *brought)
+    shown = (RUNTIME, HEADER, KERNELS, WEIGHTS, SIZES, *brought)
     sizes = {name: (target / name).stat().st_size for name in shown}
     return Unpacked(Path(folder), sizes, tuple(brought), missing, plans[0].threads, flags)
 
