@@ -14,10 +14,15 @@ from korch.cli import main
 from korch.errors import ArtifactError, OptionError, UnsupportedError
 from korch.inputs import random_arrays
 from korch.primitive.types import ValueType
+from korch.ranges.cost import Cost, Term
+from korch.ranges.form import Dimension, Factor, extent
+from korch.ranges.plan import AtSizes, RangePlan
 from korch.runtime import unpack as unpack_module
 from korch.runtime.artifact import archive_of
+from korch.runtime.combine import combine
 from korch.runtime.library import Handle, load_plans
 from korch.runtime.machine import REQUIRED_FLAGS, cpu_flags
+from korch.runtime.ranged import RangedExecutable, Ranges
 from korch.runtime.unpack import unpack, weight_chunks
 from korch.runtime.weights import Weights
 from korch.system.libraries import find_onnxruntime
@@ -175,6 +180,31 @@ def test_a_range_of_sizes(tmp_path, cache_folder, name):
         feeds = random_arrays({info.name: (tuple(info.shape), info.dtype) for info in infos}, sum(sizes))
         for one, other in zip(session.run(list(feeds.values())), executable.run(None, feeds), strict=True):
             np.testing.assert_array_equal(one, other)
+    session.close()
+
+
+def test_a_measured_size_has_the_plan_that_python_takes(make_executable, builder, tmp_path):
+    def constant(number):
+        graph_builder, x = plans.new_graph(x="f32[4]")
+        graph_builder.output("y", graph_builder.add("neg", [x]))
+        graph, symbol = graph_builder.freeze(), f"k_constant{number}"
+        source = plans.run_source(symbol, f"for (int i = 0; i < 4; ++i) ((float *)buffers[1])[i] = {number};")
+        step = plans.step(graph, [graph.outputs[0][1]], plans.Kernel(symbol, source))
+        return make_executable(plans.Plan(graph, (step,), None))
+
+    form = ((((Factor(4, extent(0))),),),)
+    first, second = (
+        RangePlan((4,), form, form, costs=(Cost((1,), (Term((0,), cost),)),), measured=(AtSizes((2,), ns, 100, 50),))
+        for cost, ns in ((1.0, 110), (2.0, 100))
+    )
+    artifacts, shared = combine([constant(i) for i in range(2)], builder)
+    executable = RangedExecutable(artifacts, shared, Ranges((Dimension("n", None, 1, 4),), (first, second)))
+    executable.save(tmp_path / "m.korch")
+    unpack(tmp_path / "m.korch", tmp_path / "m")
+    session = Session(tmp_path / "m", 1)
+    for n, number in ((1, 0), (2, 1), (3, 0), (4, 0)):
+        x = np.zeros(n, np.float32)
+        assert session.run([x])[0].tolist() == executable(x)[0].tolist() == [number] * n
     session.close()
 
 

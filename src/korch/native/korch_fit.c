@@ -231,37 +231,32 @@ static bool read_sizes(numbers *at, korch_session *s, const korch_tensor *inputs
     return fits;
 }
 
-/* Find the plan with the least cost for the inputs' shapes; of those that were measured at these sizes, not one that is
- * worse than `most` times the best. Return its number, and the place of its description, or -1. */
+/* Find the plan that is given for the sizes of the inputs, or else the one with the least cost. Return its number, and the place
+ * of its description, or -1. */
 static int64_t choose(korch_session *s, const int64_t *const *shapes, numbers *chosen, char *error, size_t error_size) {
     numbers at = s->model->numbers;
     const int64_t dimensions = *at++;
     const numbers ends = at;
     at += 2 * dimensions;
-    const double most = as_double(*at++);
     double best_cost = INFINITY;
-    int64_t best = -1, best_ns = 0, least = -1, least_ns = 0;
-    numbers least_at = NULL;
+    int64_t best = -1;
     for (int64_t i = *at++, plan; i > 0; --i) {
         const numbers next = at + at[0];
         plan = at[1];
         const bool is_exact = at[2];
         const numbers sizes = at + 3;
         at = sizes + dimensions;
-        int64_t own_ns = 0;
         const korch_tensor *const inputs = s->model->plans->rows[plan]->inputs.rows;
         bool serves = read_sizes(&at, s, inputs, shapes, ends, dimensions, error, error_size);
         for (int64_t d = 0; d < dimensions; ++d) serves &= is_exact ? s->sizes[d] == sizes[d] : s->sizes[d] <= sizes[d];
         if (serves) {
-            const double cost = read_cost(&at, s->sizes, dimensions);
-            for (int64_t k = *at++; k > 0; --k, at += dimensions + 1)
-                if (memcmp(at, s->sizes, (size_t)dimensions * sizeof *at) == 0) own_ns = at[dimensions];
-            if (cost < best_cost) best_cost = cost, best = plan, best_ns = own_ns, *chosen = at;
-            if (own_ns && (least < 0 || own_ns < least_ns)) least = plan, least_ns = own_ns, least_at = at;
+            double cost = read_cost(&at, s->sizes, dimensions);
+            for (int64_t k = *at++; k > 0; --k, at += dimensions)
+                if (memcmp(at, s->sizes, (size_t)dimensions * sizeof *at) == 0) cost = -INFINITY;
+            if (cost < best_cost) best_cost = cost, best = plan, *chosen = at;
         }
         at = next;
     }
-    if (best >= 0 && best_ns && (double)best_ns > most * (double)least_ns) best = least, *chosen = least_at;
     return best;
 }
 

@@ -1,9 +1,9 @@
 """Plans -> numbers that say which shapes of the inputs each plan takes, and how: `sizes.bin`, for `korch_fit.c`.
 
 All are integers of 64 bits; others stand for a float64 of the same bits. They are: the number of dimensions; the least
-and the greatest size of each, in steps; a ratio (`korch.runtime.choice.MOST`); the number of plans; and for each plan,
-the smallest first: its length, its number, whether it takes its own sizes only, these sizes, the sizes of the inputs,
-costs, sums of measured times, the spans of the inputs, what else it reads, and the spans of the outputs. A list is
+and the greatest size of each, in steps; the number of plans; and for each plan, the smallest first: its length, its
+number, whether it takes its own sizes only, these sizes, the sizes of the inputs, costs, other sizes for which it is
+chosen because kernels were measured there (`korch.runtime.choice`), the spans of the inputs, what else it reads, and the spans of the outputs. A list is
 preceded by its length. Functions of C with similar names read what the functions here return.
 """
 
@@ -16,9 +16,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from korch.ranges.cost import Cost
-from korch.ranges.form import Dimension, Extent, Factor, Hidden
+from korch.ranges.form import Dimension, Extent, Factor, Hidden, Sizes
 from korch.ranges.plan import RangePlan
-from korch.runtime.choice import MOST
+from korch.runtime.choice import PlanChoice
 from korch.runtime.ranged import Ranges
 from korch.runtime.record import PlanRecord, TensorRecord
 
@@ -34,7 +34,9 @@ def sizes_of_plans(plans: Sequence[PlanRecord], ranges: Ranges | None = None) ->
     dimensions = ranges.dimensions if ranges else ()
     order = sorted(range(len(plans)), key=lambda i: math.prod(served[i].sizes))
     ends = [end for d in dimensions for end in (d.low, d.high)]
-    found = [len(dimensions), *ends, _bits(MOST), *_list([_plan(i, plans[i], served[i], dimensions) for i in order])]
+    chosen = _measured(served, dimensions)
+    rows = [_plan(i, plans[i], served[i], dimensions, chosen.get(i, [])) for i in order]
+    found = [len(dimensions), *ends, *_list(rows)]
     return np.array(found, np.int64).tobytes()
 
 
@@ -43,15 +45,25 @@ def _fixed(plan: PlanRecord) -> RangePlan:
     return RangePlan((), inputs, (), is_exact=True)
 
 
-def _plan(number: int, plan: PlanRecord, served: RangePlan, dimensions: Sequence[Dimension]) -> Numbers:
+def _measured(served: Sequence[RangePlan], dimensions: Sequence[Dimension]) -> dict[int, list[Sizes]]:
+    """Return the sizes at which kernels were measured, by the number of the plan that is chosen there."""
+    choice, found = PlanChoice(dimensions, served), dict[int, list[Sizes]]()
+    for sizes in dict.fromkeys(at.sizes for plan in served for at in plan.measured):
+        if all(d.low <= n <= d.high for d, n in zip(dimensions, sizes, strict=True)):
+            found.setdefault(choice.number(sizes), []).append(sizes)
+    return found
+
+
+def _plan(
+    number: int, plan: PlanRecord, served: RangePlan, dimensions: Sequence[Dimension], chosen: Sequence[Sizes]
+) -> Numbers:
     inputs = [_list([_axis(factors, dimensions) for factors in form]) for form in served.inputs]
-    measured = [[*at.sizes, at.sum_ns] for at in served.measured]
     given = list(zip(plan.inputs, served.inputs, strict=False))  # hidden inputs come last
     outputs = served.outputs or [()] * len(plan.outputs)
     rest = [
         *_list(inputs),
         *_list([_cost(cost) for cost in served.costs]),
-        *_list(measured),
+        *_list(chosen),
         *_list([_spans(tensor, () if served.is_exact else form) for tensor, form in given]),
         *(n for hidden in served.hidden for n in _hidden(hidden)),
         *(n for tensor, form in zip(plan.outputs, outputs, strict=True) for n in _spans(tensor, form)),
