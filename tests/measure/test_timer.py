@@ -33,7 +33,15 @@ CREATES = {
     "silent": "return 0;",
     "crashes": "end(6);",
     "hangs": "for (volatile int i = 0;;) (void)i; return 0;",
+    "counts": """
+    static int state;
+    unsigned long cores[128] = {0};
+    ask_system(SYS_sched_getaffinity, 0, sizeof cores, (long)cores, 0);
+    for (int i = 0; i < 128 * 64; ++i) state += cores[i / 64] >> i % 64 & 1;
+    return state == CORES ? &state : 0;
+    """,
 }
+CORES = len(os.sched_getaffinity(0))
 END = "static void end(int signal) { ask_system(SYS_kill, ask_system(SYS_getpid, 0, 0, 0, 0), signal, 0, 0); }\n"
 
 
@@ -47,7 +55,7 @@ def children() -> set[str]:
 
 
 def sources():
-    text = SYSTEM + END
+    text = f"#define CORES {CORES}\n{SYSTEM}{END}"
     for name, body in RUNS.items():
         text += f"int {name}_run(void *state, void *const *buffers) {{ {body} }}\n"
     for name, body in CREATES.items():
@@ -115,6 +123,12 @@ def test_a_kernel_that_hangs_is_recorded_and_the_others_are_timed(measure, name)
 def test_several_kernels_may_break(measure):
     found = measure("faults", "good", "aborts", "fails", "made", "exits")
     assert [getattr(r, "kind", "") for r in found] == ["crashed", "", "crashed", "failed", "", "crashed"]
+
+
+def test_a_kernel_s_own_threads_may_use_all_cores(objects):
+    """The threads of the measuring process are bound to a core each, if there are as many."""
+    (found,) = time_kernels([Job("counts", True, (BufferSpec(64, "f32"),))], Setup(objects, threads=CORES))
+    assert isinstance(found, Measured)
 
 
 def test_an_object_that_does_not_load_is_an_error(tmp_path):

@@ -58,6 +58,9 @@ BYTES = ("i8", "u8")
 PATTERN = 1 << 16
 """The number of random numbers with which a buffer is filled repeatedly."""
 
+CORES = os.sched_getaffinity(0)
+"""The cores that this process may use; its threads are later bound to one each."""
+
 PR_SET_PDEATHSIG = 1
 """The option of prctl(2) that asks for a signal at the parent's death."""
 
@@ -124,8 +127,10 @@ class LoadedJob:
         self.error = ""
         if spec["has_state"]:
             create = code.function(spec["symbol"] + "_create", ctypes.c_void_p)
-            text = ctypes.create_string_buffer(512)
+            text, own_cores = ctypes.create_string_buffer(512), os.sched_getaffinity(0)
+            os.sched_setaffinity(0, CORES)  # a library's threads inherit these
             self.state = create(ctypes.c_int(threads), text, ctypes.c_size_t(512))
+            os.sched_setaffinity(0, own_cores)
             if not self.state:
                 self.error = text.value.decode(errors="replace") or "create gave nothing"
 
