@@ -7,29 +7,10 @@
 
 #include <sys/syscall.h>
 #include <unistd.h>
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
 /* -- The CPU -------------------------------------------------------------------------------------------------------- */
 
-int korch_matrix_units(void) {
-#if defined(__x86_64__)
-    enum { ASK = 0x1023, TILE_DATA = 18 };                       /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
-    const unsigned bfloat16 = 1u << 22, int8 = 1u << 25; /* EDX of leaf 7: a machine may report tiles without these */
-    static int may = -1;
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    if (may < 0)
-        may = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & bfloat16) && (d & int8) &&
-              syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
-    return may;
-#else
-    return 0;
-#endif
-}
-
-/* The first flag of a list that this CPU does not have, as the system names them; null if it has all. Each ends with a space. */
-static const char *missing_flag(const char *needed) {
+const char *korch_missing_flag(const char *needed) {
     char found[8192] = "", flag[64];
     FILE *const file = fopen("/proc/cpuinfo", "re");
     while (file && fgets(found, sizeof found, file))
@@ -42,6 +23,17 @@ static const char *missing_flag(const char *needed) {
         if (!strstr(found, flag)) return needed;
     }
     return NULL;
+}
+
+int korch_matrix_units(void) {
+#if defined(__x86_64__)
+    enum { ASK = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
+    static int may = -1;
+    if (may < 0) may = !korch_missing_flag("amx_tile amx_bf16 amx_int8 ") && syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
+    return may;
+#else
+    return 0;
+#endif
 }
 
 /* -- Files ---------------------------------------------------------------------------------------------------------- */
@@ -90,7 +82,7 @@ static bool load_code(korch_model *model, const char *folder, char *error, size_
     free(bytes);
     if (!model->code) return false;
     model->plans = korch_symbol(model->code, "korch_listed");
-    const char *const missing = model->plans ? missing_flag(model->plans->cpu_flags) : NULL;
+    const char *const missing = model->plans ? korch_missing_flag(model->plans->cpu_flags) : NULL;
     if (!model->plans) snprintf(error, error_size, "%s has no plans", path);
     if (missing) snprintf(error, error_size, "%s needs a CPU with %.*s", path, (int)strcspn(missing, " "), missing);
     return model->plans && !missing;

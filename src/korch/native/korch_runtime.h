@@ -181,5 +181,8 @@ struct korch_model {
 /* Memory that starts at a huge page if it is large; null if there is none. It is filled with zeros. */
 void *korch_allocate(int64_t size);
 
+/* The first flag of a list that this CPU does not have, as the system names them; null if it has all. Each ends with a space. */
+const char *korch_missing_flag(const char *needed);
+
 /* Whether this process may use matrix units (Intel AMX). */
 KORCH_API int korch_matrix_units(void);

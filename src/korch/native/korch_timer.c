@@ -4,9 +4,6 @@
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <unistd.h>
-#if defined(__x86_64__)
-#include <cpuid.h>
-#endif
 
 /* -- Absence -------------------------------------------------------------------------------------------------------- */
 
@@ -117,8 +114,7 @@ typedef struct {
 static void evict(char *from, int64_t lines) {
 #if defined(__x86_64__)
     static int at_once = -1;
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    if (at_once < 0) at_once = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & 1u << 23);
+    if (at_once < 0) at_once = !korch_missing_flag("clflushopt ");
     for (int64_t i = 0; i < lines; ++i) {
         if (at_once) __asm__ volatile(".byte 0x66; clflush %0" : "+m"(from[64 * i])); /* clflushopt */
         else __asm__ volatile("clflush %0" : "+m"(from[64 * i]));
