@@ -147,7 +147,7 @@ static void read_places(numbers *at, const int64_t *sizes, int64_t *out, int64_t
     }
 }
 
-/* What a plan reads besides the user's inputs, as in `korch.ranges.form.Hidden`: its kind, and what that needs. */
+/* What a plan reads besides the user's inputs, as in `korch.ranges.form.Hidden`: its kind, and what that needs. `out` has zeros. */
 static void read_hidden(numbers *at, const int64_t *sizes, const korch_tensor *what, char *out) {
     enum { MASK, ORDER, END, NUMBER, PLACES, TABLE, SIZES };
     int64_t count = 1, found = 0, *const whole = (int64_t *)out;
@@ -159,7 +159,6 @@ static void read_hidden(numbers *at, const int64_t *sizes, const korch_tensor *w
         for (int64_t i = 0; i < count; ++i)
             if (kind == MASK) ((float *)out)[i] = valid[i];
             else if (valid[i]) whole[found++] = i;
-        if (kind == ORDER) memset(whole + found, 0, (size_t)(count - found) * sizeof(int64_t));
         free(valid);
     } else if (kind == END) {
         const int64_t offset = *(*at)++, valid = read_extent(at, sizes);
@@ -205,20 +204,18 @@ static double read_cost(numbers *at, const int64_t *sizes, int64_t dimensions) {
     return total;
 }
 
-/* Read the sizes of the inputs from their shapes; return whether a plan takes them. `rank` is for each input: its axes, and for
- * each axis a dimension and by what its size is multiplied, or -1 and the size. The dimensions are `low` and `high`. */
+/* Read the sizes of the inputs from their shapes; return whether a plan takes them. For each axis of each input, there are the
+ * dimension or -1, by what its size is multiplied, and its least and its greatest size. */
 static bool read_sizes(numbers *at, korch_session *s, const korch_tensor *inputs, const int64_t *const *shapes,
-                       numbers ends, int64_t dimensions, char *error, size_t error_size) {
+                       int64_t dimensions, char *error, size_t error_size) {
     bool fits = true;
     for (int64_t d = 0; d < dimensions; ++d) s->sizes[d] = -1;
     for (int64_t count = *(*at)++, i = 0; i < count; ++i)
         for (int64_t rank = *(*at)++, a = 0; a < rank; ++a) {
-            const int64_t d = *(*at)++, size = *(*at)++, own = shapes[i][a];
-            const int64_t steps = d < 0 ? own : own / size;
-            const int64_t low = d < 0 ? size : ends[2 * d], high = d < 0 ? size : ends[2 * d + 1];
+            const int64_t d = *(*at)++, own = shapes[i][a];
+            const long long step = *(*at)++, low = *(*at)++, high = *(*at)++, steps = own / step;
             const bool is_same = d < 0 || s->sizes[d] < 0 || s->sizes[d] == steps;
-            if (fits && (steps < low || steps > high || (d >= 0 && own % size) || !is_same)) {
-                const long long step = d < 0 ? 1 : size;
+            if (fits && (steps < low || steps > high || own % step || !is_same)) {
                 const int n = snprintf(error, error_size, "input %s, axis %d: its size is %lld; expected %lld", inputs[i].name,
                                        (int)a, (long long)own, low * step);
                 if (d >= 0 && n > 0 && (size_t)n < error_size)
@@ -236,8 +233,6 @@ static bool read_sizes(numbers *at, korch_session *s, const korch_tensor *inputs
 static int64_t choose(korch_session *s, const int64_t *const *shapes, numbers *chosen, char *error, size_t error_size) {
     numbers at = s->model->numbers;
     const int64_t dimensions = *at++;
-    const numbers ends = at;
-    at += 2 * dimensions;
     double best_cost = INFINITY;
     int64_t best = -1;
     for (int64_t i = *at++, plan; i > 0; --i) {
@@ -247,7 +242,7 @@ static int64_t choose(korch_session *s, const int64_t *const *shapes, numbers *c
         const numbers sizes = at + 3;
         at = sizes + dimensions;
         const korch_tensor *const inputs = s->model->plans->rows[plan]->inputs.rows;
-        bool serves = read_sizes(&at, s, inputs, shapes, ends, dimensions, error, error_size);
+        bool serves = read_sizes(&at, s, inputs, shapes, dimensions, error, error_size);
         for (int64_t d = 0; d < dimensions; ++d) serves &= is_exact ? s->sizes[d] == sizes[d] : s->sizes[d] <= sizes[d];
         if (serves) {
             double cost = read_cost(&at, s->sizes, dimensions);
@@ -318,9 +313,9 @@ static bool prepare(korch_session *s, int64_t number, char *error, size_t error_
 static void fit(numbers *at, const int64_t *sizes, const korch_tensor *what, padded *own, bool is_hidden) {
     memcpy(own->shape, what->shape, (size_t)what->rank * sizeof *own->shape);
     if (!is_hidden) read_spans(at, sizes, own);
-    if (!is_hidden && own->is_whole) return;
+    if (own->is_whole) return;
     if (!own->memory) own->memory = korch_allocate(what->size_bytes);
-    else if (!is_hidden) memset(own->memory, 0, (size_t)what->size_bytes);
+    else memset(own->memory, 0, (size_t)what->size_bytes);
     if (is_hidden) read_hidden(at, sizes, what, own->memory);
 }
 

@@ -1,10 +1,10 @@
 """Plans -> numbers that say which shapes of the inputs each plan takes, and how: `sizes.bin`, for `korch_fit.c`.
 
-All are integers of 64 bits; others stand for a float64 of the same bits. They are: the number of dimensions; the least
-and the greatest size of each, in steps; the number of plans; and for each plan, the smallest first: its length, its
-number, whether it takes its own sizes only, these sizes, the sizes of the inputs, costs, other sizes for which it is
-chosen because kernels were measured there (`korch.runtime.choice`), the spans of the inputs, what else it reads, and the spans of the outputs. A list is
-preceded by its length. Functions of C with similar names read what the functions here return.
+All are integers of 64 bits; others stand for a float64 of the same bits. They are: the number of dimensions and of
+plans; and for each plan, the smallest first: its length, its number, whether it takes its own sizes only, these sizes,
+the sizes of the inputs, costs, other sizes for which it is chosen because kernels were measured there
+(`korch.runtime.choice`), the spans of the inputs, what else it reads, and the spans of the outputs. A list is preceded
+by its length. Functions of C with similar names read what the functions here return.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ def sizes_of_plans(plans: Sequence[PlanRecord], ranges: Ranges | None = None) ->
     served = list(ranges.plans) if ranges else [_fixed(plan) for plan in plans]
     dimensions = ranges.dimensions if ranges else ()
     order = sorted(range(len(plans)), key=lambda i: math.prod(served[i].sizes))
-    ends = [end for d in dimensions for end in (d.low, d.high)]
     chosen = _measured(served, dimensions)
     rows = [_plan(i, plans[i], served[i], dimensions, chosen.get(i, [])) for i in order]
-    found = [len(dimensions), *ends, *_list(rows)]
+    found = [len(dimensions), *_list(rows)]
     return np.array(found, np.int64).tobytes()
 
 
@@ -82,11 +81,11 @@ def _bits(x: float) -> int:
 
 def _axis(factors: tuple[Factor, ...], dimensions: Sequence[Dimension]) -> Numbers:
     extent = factors[0].extent if factors else None
-    return (
-        [extent.dimension, dimensions[extent.dimension].step]
-        if extent
-        else [-1, math.prod(factor.size for factor in factors)]
-    )
+    if extent is None:
+        size = math.prod(factor.size for factor in factors)
+        return [-1, 1, size, size]
+    own = dimensions[extent.dimension]
+    return [extent.dimension, own.step, own.low, own.high]
 
 
 def _extent(extent: Extent | None, size: int = 0) -> Numbers:
