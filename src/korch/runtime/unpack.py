@@ -44,7 +44,8 @@ from korch.runtime.sizes import sizes_of_plans
 from korch.runtime.weights import CHUNK_BYTES, Weights
 from korch.system.alignment import align_up
 from korch.system.libraries import ONNXRUNTIME, find_onnxruntime
-from korch.system.native import native_text, runtime_path
+from korch.system.native import runtime_path
+from korch.system.native_build import FOLDER
 
 FORMAT = "korch-folder"
 SCHEMA = 4
@@ -109,7 +110,7 @@ def unpack(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Unpa
     brought, missing = _companions(plans)
     members: dict[str, Chunks] = {
         RUNTIME: [runtime_path().read_bytes()],
-        HEADER: [native_text(HEADER).encode()],
+        HEADER: [(FOLDER / HEADER).read_bytes()],
         KERNELS: [shared.objects[best_isa(shared.objects)]],
         WEIGHTS: weight_chunks(shared.weights, shared.places),
         SIZES: [sizes_of_plans(plans, ranges)],

@@ -18,11 +18,6 @@ ERROR_BYTES = 1024
 """The room for an error message of the runtime."""
 
 
-def native_text(name: str) -> str:
-    """Return the text of a file of `korch/native`."""
-    return (FOLDER / name).read_text(encoding="utf-8")
-
-
 @cache
 def runtime_path() -> Path:
     """Return the runtime's shared library. Wheels have it; in a checkout, it is compiled again after a change.

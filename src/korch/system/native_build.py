@@ -27,57 +27,46 @@ LINK_FLAGS = ("-ldl", "-lpthread", "-lm", "-Wl,-z,nodelete", "-Wl,-soname,libkor
 """Threads of the library wait in its code, so it is never unloaded."""
 
 
-def library_path(machine: str = "") -> Path:
-    """Return where the library for a machine is, or is to be: for x86_64 or aarch64, by default the one at hand."""
+MACHINE = platform.machine()
+
+
+def library_path(machine: str = MACHINE) -> Path:
+    """Return where the library for a machine (x86_64 or aarch64) is, or is to be."""
     digest = hashlib.sha256("\n".join((*FLAGS, *LINK_FLAGS)).encode())
     for path in sorted((*FOLDER.glob("*.c"), *FOLDER.glob("*.h"))):
         digest.update(f"{path.name}\0".encode() + path.read_bytes())
-    return FOLDER / f"libkorch_runtime-{machine or platform.machine()}-{digest.hexdigest()[:12]}.so"
+    return FOLDER / f"libkorch_runtime-{machine}-{digest.hexdigest()[:12]}.so"
 
 
-def find_compiler(machine: str = "") -> list[str]:
+def find_compiler(machine: str = MACHINE) -> list[str]:
     """Return the command that compiles C for a machine; an empty list if there is none."""
-    machine = machine or platform.machine()
     if os.environ.get("CC"):
         return shlex.split(os.environ["CC"])
     if importlib.util.find_spec("ziglang") is not None:
         return [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-linux-gnu.{GLIBC}"]
-    found = shutil.which("cc") if machine == platform.machine() else None
+    found = shutil.which("cc") if machine == MACHINE else None
     return [found] if found else []
 
 
-def build_library(machine: str = "") -> Path:
-    """Compile the library, unless it exists, and remove those of other sources for this machine.
-
-    `machine`: x86_64 or aarch64; by default the one at hand.
+def build_library(machine: str = MACHINE) -> Path:
+    """Compile the library for a machine, unless it exists, and remove those of other sources.
 
     Raises:
         OSError: there is no compiler, it fails, or the folder can't be written.
     """
-    target = library_path(machine)
+    target, command = library_path(machine), find_compiler(machine)
     if target.exists():
         return target
+    if not command:
+        raise OSError("there is no C compiler: install the package ziglang, or name one in $CC")
     with tempfile.TemporaryDirectory(dir=FOLDER, prefix=".build-") as folder:
         made = Path(folder) / target.name
-        compile_library(made, machine)
+        command += [*FLAGS, *map(str, sorted(FOLDER.glob("*.c"))), *LINK_FLAGS, "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise OSError(f"{' '.join(command)} failed:\n{done.stderr}")
         made.replace(target)
-    for old in FOLDER.glob(f"libkorch_runtime-{machine or platform.machine()}-*.so"):
+    for old in FOLDER.glob(f"libkorch_runtime-{machine}-*.so"):
         if old != target:
             old.unlink(missing_ok=True)
     return target
-
-
-def compile_library(target: Path, machine: str = "", *more: Path) -> None:
-    """Compile the runtime's sources and further ones to a shared library.
-
-    Raises:
-        OSError: there is no compiler, or it fails.
-    """
-    command = find_compiler(machine)
-    if not command:
-        raise OSError("there is no C compiler: install the package ziglang, or name one in $CC")
-    sources = map(str, (*sorted(FOLDER.glob("*.c")), *more))
-    command += [*FLAGS, f"-I{FOLDER}", *sources, *LINK_FLAGS, "-o", str(target)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise OSError(f"{' '.join(command)} failed:\n{done.stderr}")
