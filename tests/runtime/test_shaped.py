@@ -163,11 +163,14 @@ def test_a_program_in_c_finds_the_plans(executable, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"input x, axis \d: its size is 7; expected \d+$"):
         session.run([given["x"][:, :7], given["mask"]])
     session.close()
-    for name, text in (("sizes.bin", "can't read {}"), ("weights.bin", "{} has not the weights of these plans")):
-        path = folder / name
-        path.unlink()
-        with pytest.raises(ValueError, match=re.escape(text.format(path))):
+    for name in ("sizes.bin", "weights.bin", "kernels.a"):
+        (folder / name).rename(tmp_path / name)
+        with pytest.raises(ValueError, match=re.escape(f"can't read {folder / name}")):
             Session(folder, 1)
+        (tmp_path / name).rename(folder / name)
+    (folder / "weights.bin").write_bytes(bytes(64))
+    with pytest.raises(ValueError, match=re.escape(f"{folder}/weights.bin has not the weights of these plans")):
+        Session(folder, 1)
 
 
 def test_several_threads_call_different_plans(executable) -> None:

@@ -5,6 +5,7 @@
  * shapes each plan takes (korch_fit.c). */
 #include "korch_runtime.h"
 
+#include <limits.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -38,24 +39,23 @@ int korch_matrix_units(void) {
 
 /* -- Files ---------------------------------------------------------------------------------------------------------- */
 
-enum { PATH_BYTES = 4096 };
-
-static const char *path_of(char *path, const char *folder, const char *name) {
-    snprintf(path, PATH_BYTES, "%s/%s", folder, name);
-    return path;
-}
-
-static void *read_file(const char *path, int64_t *size) {
+/* Read a file of a folder; if that fails, return null, with a message. */
+static void *read_file(const char *folder, const char *name, int64_t *size, char *error, size_t error_size) {
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
     FILE *const file = fopen(path, "rb");
-    if (!file) return NULL;
-    *size = fseek(file, 0, SEEK_END) == 0 ? ftell(file) : -1;
-    rewind(file);
-    void *bytes = *size >= 0 ? korch_allocate(*size) : NULL;
-    if (bytes && (int64_t)fread(bytes, 1, (size_t)*size, file) != *size) {
-        free(bytes);
-        bytes = NULL;
+    void *bytes = NULL;
+    if (file) {
+        *size = fseek(file, 0, SEEK_END) == 0 ? ftell(file) : -1;
+        rewind(file);
+        if (*size >= 0) bytes = korch_allocate(*size);
+        if (bytes && (int64_t)fread(bytes, 1, (size_t)*size, file) != *size) {
+            free(bytes);
+            bytes = NULL;
+        }
+        fclose(file);
     }
-    fclose(file);
+    if (!bytes) snprintf(error, error_size, "can't read %s", path);
     return bytes;
 }
 
@@ -71,31 +71,27 @@ KORCH_API void korch_close(korch_model *model) {
 }
 
 static bool load_code(korch_model *model, const char *folder, char *error, size_t error_size) {
-    char path[PATH_BYTES];
     int64_t size;
-    void *const bytes = read_file(path_of(path, folder, "kernels.a"), &size);
-    if (!bytes) {
-        snprintf(error, error_size, "can't read %s", path);
-        return false;
-    }
+    void *const bytes = read_file(folder, "kernels.a", &size, error, error_size);
+    if (!bytes) return false;
     model->code = korch_load(0, bytes, size, error, error_size);
     free(bytes);
     if (!model->code) return false;
     model->plans = korch_symbol(model->code, "korch_listed");
     const char *const missing = model->plans ? korch_missing_flag(model->plans->cpu_flags) : NULL;
-    if (!model->plans) snprintf(error, error_size, "%s has no plans", path);
-    if (missing) snprintf(error, error_size, "%s needs a CPU with %.*s", path, (int)strcspn(missing, " "), missing);
+    if (!model->plans) snprintf(error, error_size, "%s/kernels.a has no plans", folder);
+    if (missing) snprintf(error, error_size, "%s needs a CPU with %.*s", folder, (int)strcspn(missing, " "), missing);
     return model->plans && !missing;
 }
 
 static bool load_weights(korch_model *model, const char *folder, char *error, size_t error_size) {
-    char path[PATH_BYTES];
     int64_t size, needed = 0;
     for (int64_t i = 0; i < model->plans->count; ++i) needed += model->plans->rows[i]->constants.count;
-    model->weights = read_file(path_of(path, folder, "weights.bin"), &size);
+    model->weights = read_file(folder, "weights.bin", &size, error, error_size);
+    if (!model->weights) return false;
     model->constants = calloc((size_t)needed + 1, sizeof(void *));
     const int64_t *const offsets = (const int64_t *)model->weights;
-    bool is_right = offsets && model->constants && size >= 8 && offsets[0] == needed && needed <= (size - 8) / 8;
+    bool is_right = model->constants && size >= 8 && offsets[0] == needed && needed <= (size - 8) / 8;
     for (int64_t i = 0, at = 0; is_right && i < model->plans->count; ++i) {
         const korch_plan *const plan = model->plans->rows[i];
         for (int64_t k = 0; k < plan->constants.count && is_right; ++k, ++at) {
@@ -104,23 +100,23 @@ static bool load_weights(korch_model *model, const char *folder, char *error, si
             model->constants[at] = model->weights + offset;
         }
     }
-    if (!is_right) snprintf(error, error_size, "%s has not the weights of these plans", path);
+    if (!is_right) snprintf(error, error_size, "%s/weights.bin has not the weights of these plans", folder);
     return is_right;
 }
 
 KORCH_API korch_model *korch_open(const char *folder, char *error, size_t error_size) {
-    char path[PATH_BYTES];
+    char path[PATH_MAX];
+    int64_t size;
     korch_model *const model = calloc(1, sizeof *model);
     if (!model) {
         snprintf(error, error_size, "out of memory");
         return NULL;
     }
-    if (access(path_of(path, folder, KORCH_ONNXRUNTIME), R_OK) == 0) korch_use_onnxruntime(path);
+    snprintf(path, sizeof path, "%s/%s", folder, KORCH_ONNXRUNTIME);
+    if (access(path, R_OK) == 0) korch_use_onnxruntime(path);
     if (load_code(model, folder, error, error_size) && load_weights(model, folder, error, error_size)) {
-        int64_t size;
-        model->numbers = read_file(path_of(path, folder, "sizes.bin"), &size);
+        model->numbers = read_file(folder, "sizes.bin", &size, error, error_size);
         if (model->numbers) return model;
-        snprintf(error, error_size, "can't read %s", path);
     }
     korch_close(model);
     return NULL;
