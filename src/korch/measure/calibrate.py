@@ -10,7 +10,6 @@ import ctypes
 import itertools
 import math
 import os
-import time
 from collections.abc import Iterator, Sequence
 
 from korch.costs.rates import MARGIN, Calibration, MemoryLevel
@@ -37,7 +36,7 @@ PASS_BYTES = 256 << 20
 MEMORY_BYTES = 256 << 20
 """The least size that all threads together read or write to measure main memory."""
 
-REGION_LIMIT_NS = 200_000_000
+LAUNCH_LIMIT_NS, REGION_LIMIT_NS = 20_000_000, 200_000_000
 
 
 def calibrate(target: Target, builder: Builder, end: Deadline | None = None) -> Calibration:
@@ -56,8 +55,8 @@ def calibrate(target: Target, builder: Builder, end: Deadline | None = None) -> 
         return Calibration(
             levels=levels,
             rate_flop_per_s=_flop_rate(loops, target, end) * MARGIN,
-            launch_ns=min(_time_ns(loops, "nothing", 1000) for _ in range(1000)) / 1e3,
-            region_ns=_region_ns(loops),
+            launch_ns=_least_ns(loops, "nothing", 1000, LAUNCH_LIMIT_NS) / 1e3,
+            region_ns=_least_ns(loops, "region", 1, REGION_LIMIT_NS),
             split_flop_per_s=_flop_rate(loops, target, end, split_work) * MARGIN if has_split else 0.0,
             kept_bytes=kept_bytes,
         )
@@ -148,18 +147,10 @@ def _flop_rate(loops: Code, target: Target, end: Deadline, split_work: float = 0
     return max(_rate(loops, name, work, threads, 0, repeats, CHUNKS, repeats) for _ in _tries(end))
 
 
-def _time_ns(loops: Code, name: str, repeats: int) -> int:
-    """Return the nanoseconds of some runs of a kernel without buffers."""
+def _least_ns(loops: Code, name: str, repeats: int, limit_ns: int) -> int:
+    """Return the least time of some runs of a kernel without buffers."""
     kernel = ctypes.c_void_p(loops.address(name))
-    return int(runtime().korch_time(kernel, None, None, ctypes.c_int64(repeats)))
-
-
-def _region_ns(loops: Code) -> int:
-    """Return the least time of an empty region: on a busy machine, one may wait for its threads for a time slice."""
-    end_ns, found = time.monotonic_ns() + REGION_LIMIT_NS, [_time_ns(loops, "region", 1)]
-    while time.monotonic_ns() < end_ns:
-        found.append(_time_ns(loops, "region", 1))
-    return min(found)
+    return int(runtime().korch_least_time(kernel, ctypes.c_int64(repeats), ctypes.c_int64(limit_ns)))
 
 
 def _tries(end: Deadline) -> Iterator[int]:

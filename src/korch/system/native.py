@@ -53,7 +53,7 @@ def runtime() -> ctypes.CDLL:
     if path := find_onnxruntime():
         native.korch_use_onnxruntime(str(path).encode())
     native.korch_rate.restype = ctypes.c_double
-    for name in ("time", "time_fresh"):
+    for name in ("least_time", "time_fresh"):
         getattr(native, f"korch_{name}").restype = ctypes.c_int64
     for name in ("load", "symbol", "create"):
         getattr(native, f"korch_{name}").restype = ctypes.c_void_p
