@@ -64,7 +64,7 @@ def test_a_plan_of_estimates_is_measured_before_plans_for_other_sizes_which_need
         return [None] * len(batch)
 
     ledger: Any = SimpleNamespace(
-        limits=SimpleNamespace(batch=24),
+        batch=24,
         cost_ns=lambda c: (1, c.key == "known"),
         measure=measure,
         bounds_ns=lambda known: [],

@@ -84,9 +84,7 @@ def test_a_search_that_has_nothing_to_choose_has_no_rounds() -> None:
     outcome: Any = SimpleNamespace(plans={"searched": ()}, found=SimpleNamespace(rounds=(), certificate=certificate))
     masked: Any = SimpleNamespace(plan=SimpleNamespace(timed=(64,)), others=())
     run: Any = SimpleNamespace(options=Options(), build_deadline=Deadline())
-    ledger: Any = SimpleNamespace(
-        limits=run.options.search, bounds_ns=lambda candidates: [], measure=lambda candidates, deadline: None
-    )
+    ledger: Any = SimpleNamespace(batch=24, bounds_ns=lambda candidates: [], measure=lambda candidates, deadline: None)
     model: Any = SimpleNamespace(tasks=())
     (plan,) = of_tasks.search_sizes(run, model, ledger, outcome, masked)
     assert (plan.timed, plan.steps) == ((64,), ())
