@@ -39,7 +39,7 @@ DESCRIBE_S = 60.0
 HUNG_S = 900.0
 """A worker that has not answered after this time gets no more work."""
 
-TICK_S = 0.05
+TICK_S = 0.02
 
 ELF = b"\x7fELF"
 
