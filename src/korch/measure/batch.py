@@ -38,6 +38,11 @@ JobResult = Measured | Failed | NotCompiled | None
 """What became of a kernel; None if it was not timed before the end."""
 
 
+def sources_of(jobs: Sequence[SourcedJob]) -> list[str]:
+    """Return the distinct sources of jobs."""
+    return list(dict.fromkeys(text for job in jobs for text in job.texts))
+
+
 def compile_and_time(
     kernels: Sequence[SourcedJob],
     builder: Builder,
@@ -52,11 +57,11 @@ def compile_and_time(
         kernels: the kernels.
         builder: compiles them.
         setup: the process that times them; its objects are added here.
-        pace: predicts durations, and records those of this kernel.
+        pace: predicts durations, and records those of this batch.
         deadline: when to end.
         tell: called with a text for each step that takes a while.
     """
-    sources = list(dict.fromkeys(text for kernel in kernels for text in kernel.texts))
+    sources = sources_of(kernels)
     with pace.noting("compile", builder.missing_work(sources)):
         objects = builder.compile(
             sources,

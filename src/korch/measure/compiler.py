@@ -140,6 +140,11 @@ class Builder:
         except OSError as error:
             raise _cache_error(str(error), self.folder) from error
 
+    def stored(self, source: str) -> bytes | None:
+        """Return the object of a text from the cache; None if it has none, or a damaged one."""
+        target = self._target(source)
+        return target.read_bytes() if _is_sealed(target, _seal(target)) else None
+
     def missing_work(self, sources: Iterable[str]) -> int:
         """Return the number of texts that were not compiled before."""
         return sum(not self._target(source).exists() for source in dict.fromkeys(sources))

@@ -17,7 +17,7 @@ from typing import Any
 
 from korch import __version__
 from korch.errors import OptionError
-from korch.measure.batch import SourcedJob
+from korch.measure.batch import SourcedJob, sources_of
 from korch.measure.compiler import Builder
 from korch.measure.farm_worker import answer, compile_sources, describe, time_batch
 from korch.measure.record import Failed, Measured, from_text
@@ -54,13 +54,13 @@ DOUBTED = 0.3
 class Batch:
     """Kernels that one process times, with a lower bound of the time of each in nanoseconds."""
 
-    works: Sequence[SourcedJob]
+    jobs: Sequence[SourcedJob]
     bounds_ns: Sequence[int]
 
     @property
     def sources(self) -> list[str]:
         """The distinct sources."""
-        return list(dict.fromkeys(text for work in self.works for text in work.texts))
+        return sources_of(self.jobs)
 
 
 @dataclass
@@ -163,11 +163,11 @@ class Farm:
         done: list[int] = []
         try:
             while run.goes_on():
-                self.join()
                 run.give()
-                for i, outcomes in run.answers():
+                for i, records in run.answers():
                     done.append(i)
-                    keep(i, outcomes)
+                    keep(i, records)
+                self.join()
                 tell(f"{len(done)} of {len(batches)} batches are timed on {self.timers} machines")
         finally:
             run.drop()
@@ -280,28 +280,32 @@ class _Run:
             batch, worker, isa = self.batches[i], machine.workers[0], self.farm.target.isa
             if machine.is_timer:
                 objects = self.objects.get(i, [])
-                future = self.farm.submit(worker, time_batch, batch.works, objects, isa, self.setup, left_s)
+                future = self.farm.submit(worker, time_batch, batch.jobs, objects, isa, self.setup, left_s)
             else:
                 future = self.farm.submit(worker, compile_sources, isa, batch.sources, left_s)
             machine.is_busy = True
             self.tasks[future] = _Task(i, machine.name, worker, machine.is_timer, time.monotonic())
 
     def answers(self) -> list[tuple[int, list[Measured | None]]]:
-        """Wait a moment; return the numbers and outcomes of the batches that were timed meanwhile."""
+        """Wait a moment; return the numbers and records of the batches that were timed meanwhile."""
         time.sleep(TICK_S)
         found = []
         for future, task in list(self.tasks.items()):
             is_done, is_late = future.done(), time.monotonic() - task.begun_s > HUNG_S
             if not (is_done or is_late or task.worker not in self.farm.present):
                 continue
-            self._end(future, task)
-            outcomes = self._checked(future, task) if is_done else None
-            if outcomes is not None:
-                found.append((task.batch, outcomes))
+            del self.tasks[future]
+            self._free(task)
+            if not is_done:
+                _cancel(future)
+                self.farm.refuse(task.worker, "it is lost")
+                self._again(task)
+            elif (records := self._checked(future, task)) is not None:
+                found.append((task.batch, records))
         return found
 
     def _checked(self, future: Any, task: _Task) -> list[Measured | None] | None:
-        """Return the outcomes of a batch; None if it waits for another machine."""
+        """Return the records of a batch; None if it waits for another machine."""
         batch = self.batches[task.batch]
         try:
             found = _answered(future)
@@ -316,14 +320,9 @@ class _Run:
             self._again(task)
         return None
 
-    def _end(self, future: Any, task: _Task) -> None:
-        del self.tasks[future]
+    def _free(self, task: _Task) -> None:
         if task.machine in self.farm.machines:
             self.farm.machines[task.machine].is_busy = False
-        if not future.done():
-            _cancel(future)
-            self.farm.refuse(task.worker, "it is lost")
-            self._again(task)
 
     def _again(self, task: _Task) -> None:
         self.tries[task.batch] += 1
@@ -334,8 +333,7 @@ class _Run:
         """Cancel what runs."""
         for future, task in self.tasks.items():
             _cancel(future)
-            if task.machine in self.farm.machines:
-                self.farm.machines[task.machine].is_busy = False
+            self._free(task)
 
 
 def _cancel(future: Any) -> None:

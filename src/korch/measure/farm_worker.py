@@ -18,7 +18,7 @@ from typing import Any
 
 from korch import __version__
 from korch.errors import OptionError
-from korch.measure.batch import SourcedJob, compile_and_time
+from korch.measure.batch import SourcedJob, compile_and_time, sources_of
 from korch.measure.compiler import Builder, target_of
 from korch.measure.llvm_process import llvm_identity
 from korch.measure.pace import Pace
@@ -60,8 +60,8 @@ def compile_sources(isa: str, sources: Sequence[str], seconds: float | None) -> 
     """Return the objects of sources; None for those that are not compiled, which is for the client to find out."""
     builder = Builder(isa, default_cache_folder())
     with _alone():
-        found = builder.compile(sources, Deadline.after(seconds, time.monotonic()))
-        return [one.read_bytes() if isinstance(one, Path) else None for one in found]
+        builder.compile(sources, Deadline.after(seconds, time.monotonic()))
+    return [builder.stored(source) for source in sources]
 
 
 def time_batch(
@@ -86,12 +86,8 @@ def time_batch(
         for source, data in objects:
             builder.store(source, data)
         found = compile_and_time(jobs, builder, setup, Pace(), deadline)
-        sources = list(dict.fromkeys(text for job in jobs for text in job.texts))
-        known = [
-            path.read_bytes() if isinstance(path, Path) else None for path in builder.compile(sources, Deadline(0.0))
-        ]
     records = [to_text(one) if isinstance(one, Measured | Failed) else None for one in found]
-    return {"records": records, "objects": known}
+    return {"records": records, "objects": [builder.stored(source) for source in sources_of(jobs)]}
 
 
 @contextmanager
