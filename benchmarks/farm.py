@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import heapq
 import json
-import os
 import sys
 import tempfile
 import time
@@ -27,6 +26,7 @@ from typing import Any
 
 from benchmarks.figures import ROOT
 from benchmarks.models import build
+from benchmarks.plot import saved
 from benchmarks.rows import write_rows
 from korch.backend import open_meter
 from korch.candidate.candidate import Candidate
@@ -48,14 +48,9 @@ def one_worker(folder: Path) -> Iterator[str]:
     """Start a scheduler, and a worker with an empty cache, on this machine; the address of the scheduler."""
     from distributed import LocalCluster
 
-    before, os.environ["KORCH_CACHE"] = os.environ.get("KORCH_CACHE"), str(folder)  # the worker's
-    try:
-        with LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
-            yield cluster.scheduler_address
-    finally:
-        os.environ.pop("KORCH_CACHE")
-        if before is not None:
-            os.environ["KORCH_CACHE"] = before
+    worker = {"n_workers": 1, "threads_per_worker": 1, "env": {"KORCH_CACHE": str(folder)}}
+    with LocalCluster(dashboard_address=None, **worker) as cluster:
+        yield cluster.scheduler_address
 
 
 def candidates_of(name: str, folder: Path, count: int) -> list[Candidate]:
@@ -144,24 +139,15 @@ def simulate(args: Any) -> dict[str, Any]:
 
 def draw(rows: dict[str, Any], path: Path) -> None:
     """Draw the speed-up of each search over the number of machines."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "korch"
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(5, 3.4), layout="constrained")
-    for name, row in rows.items():
-        taken = row["seconds"]
-        axes.plot(WORKERS, [taken["1"] / taken[str(n)] for n in WORKERS], marker="o", markersize=3, label=name)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(WORKERS, list(map(str, WORKERS)))
-    axes.set_xlabel("machines")
-    axes.set_ylabel("speed-up of the search")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
+    with saved(path, (5, 3.4)) as axes:
+        for name, row in rows.items():
+            taken = row["seconds"]
+            axes.plot(WORKERS, [taken["1"] / taken[str(n)] for n in WORKERS], marker="o", markersize=3, label=name)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(WORKERS, list(map(str, WORKERS)))
+        axes.set_xlabel("machines")
+        axes.set_ylabel("speed-up of the search")
+        axes.legend(frameon=False)
 
 
 def main() -> int:
