@@ -36,8 +36,11 @@ OPTIONS = {"budget": 4, "background": False, "threads": 1}
 TIMED = {"budget": 20, "background": False, "threads": 2}
 """How a graph is optimized to be timed."""
 
-TIMED_S = 10.0
-"""How long the calls of all engines are timed."""
+TURN_S, TURNS = 0.3, 9
+"""How long the calls of one engine are timed at a stretch, and how often."""
+
+SETTLED_S = 0.02
+"""How long the idle threads of an engine may spin after a call, during which they would slow another engine down."""
 
 KINDS = ("of_largest", "rms")
 """The kinds of errors that are limited."""
@@ -209,7 +212,7 @@ def _judge(item: str, facts: dict[str, Any]) -> tuple[str, str]:
 
 
 def _time(item: str) -> dict[str, float]:
-    """Return the median time of a call in milliseconds, by engine; the calls of the engines alternate."""
+    """Return the median over turns of the time of a call in milliseconds, by engine; the engines take turns."""
     torch.set_num_threads(TIMED["threads"])
     listed = build(item)
     given, frozen = listed.inputs(1), {"freezing": True}
@@ -218,15 +221,25 @@ def _time(item: str) -> dict[str, float]:
         "korch": torch.compile(listed.module, backend="korch", options=TIMED),
         "inductor": torch.compile(listed.module, dynamic=False, options=frozen) if shutil.which("g++") else None,
     }
-    times: dict[str, list[float]] = {name: [] for name, engine in engines.items() if engine is not None}
-    for name in times:
-        _called(engines[name], given)
-    while sum(map(sum, times.values())) < TIMED_S:
-        for name, own in times.items():
-            begun_s = time.perf_counter()
-            _called(engines[name], given)
-            own.append(time.perf_counter() - begun_s)
+    calls = {name: partial(_called, engine, given) for name, engine in engines.items() if engine is not None}
+    for call in calls.values():
+        call()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(TURNS):
+        for name, call in calls.items():
+            times[name].append(_turn(call))
     return {name: round(1e3 * statistics.median(own), 3) for name, own in times.items()}
+
+
+def _turn(call: Callable[[], Any]) -> float:
+    """Return the mean time in seconds of calls, after one that is not timed, as if no other engine were there."""
+    time.sleep(SETTLED_S)
+    call()
+    begun_s, n = time.perf_counter(), 0
+    while n == 0 or time.perf_counter() - begun_s < TURN_S:
+        call()
+        n += 1
+    return (time.perf_counter() - begun_s) / n
 
 
 JUDGE = Judge(items, _run, VERDICTS, limit_s=600, life=1, time=_time)
