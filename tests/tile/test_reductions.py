@@ -7,8 +7,10 @@ import pytest
 
 from korch.candidate.candidate import Group, Offer
 from korch.measure.compiler import Builder
+from korch.primitive.ops.elementwise import CastAttributes
+from korch.primitive.ops.layout import TransposeAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
-from korch.primitive.types import DType
+from korch.primitive.types import DType, ValueType
 from korch.provider.provider import Kernel
 from korch.target import Target
 from korch.testing.kernels import load_kernels, run_kernel
@@ -17,7 +19,7 @@ from korch.tile.check.arithmetic import Float64
 from korch.tile.check.check import check_program
 from korch.tile.check.reference import run_program
 from korch.tile.ir.index import add, scale, var
-from korch.tile.ir.program import Accumulate, Axis, Buffer, Level, Load, Pass, Stage, TileProgram
+from korch.tile.ir.program import Accumulate, Apply, Axis, Buffer, Level, Load, Pass, Stage, TileProgram
 from korch.tile.llvm.print import print_llvm
 from tests.provider.linear_groups import Graph
 
@@ -61,3 +63,46 @@ def test_tiles_end_early(name: str, size: int, target: Target, builder: Builder,
         expected = run_program(program, [x.reshape(-1)], 0, Float64())
         for own, exact in zip(found, expected, strict=True):
             np.testing.assert_allclose(own.reshape(-1), exact, rtol=1e-5, atol=1e-5)
+
+
+def dots(rows: int, terms: int, size: int, dtype: DType) -> TileProgram:
+    """The products of each of some rows by each row of tiles of keys, of which the last tile may end early."""
+    last = (TILES - 1) * TILE + size
+    g, i, d = Axis("g", TILES), Axis("i", rows), Axis("d", terms, is_reduced=True)
+    j = Axis("j", TILE, ragged=("g", last) if size < TILE else None)
+    key = add(scale(var("g"), TILE), var("j"))
+    ops = (
+        Load("a", DType.F32, "q", add(scale(var("i"), terms), var("d"))),
+        Load("b", dtype, "k", add(scale(key, terms), var("d"))),
+        *([] if dtype is DType.F32 else [Apply("c", DType.F32, "cast", ("b",))]),
+        Apply("x", DType.F32, "mul", ("a", "b" if dtype is DType.F32 else "c")),
+    )
+    sink = Accumulate("out", add(scale(var("i"), TILES * TILE), key), "x", "sum")
+    buffers = (
+        Buffer("q", Level.INPUT, DType.F32, rows * terms),
+        Buffer("k", Level.INPUT, dtype, TILES * TILE * terms),
+        Buffer("out", Level.OUTPUT, DType.F32, rows * TILES * TILE),
+    )
+    return TileProgram(buffers, (Stage((g,), (Pass((i, j, d), "d", ops, (sink,)),)),))
+
+
+@pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, DType.I8])
+def test_rows_that_several_rows_read_are_reduced_together(
+    dtype: DType, target: Target, builder: Builder, rng: np.random.Generator
+) -> None:
+    cases = list(itertools.product((1, 3), (16, 40, 64, 300), (TILE, 13, 1)))
+    programs = [dots(rows, terms, size, dtype) for rows, terms, size in cases]
+    assert all(check_program(program) == () for program in programs)
+    printed = [print_llvm(program, "", target) for program in programs]
+    kernels = [Kernel(one.symbol, one.source) for one in printed]
+    library = load_kernels(kernels, builder)
+    for (rows, terms, size), program, kernel in zip(cases, programs, kernels, strict=True):
+        g = Graph()
+        q, k = g.tensor(rows, terms), g.input("k", ValueType((TILES * TILE, terms), dtype))
+        wide = k if dtype is DType.F32 else g.add("cast", [k], CastAttributes("f32"))
+        group = g.group(g.add("matmul", [q, g.add("transpose", [wide], TransposeAttributes((1, 0)))]))
+        arrays = random_arrays(rng, group.input_types)
+        (found,) = run_kernel(kernel, group, Offer(*group.plain_layouts), arrays, builder, library=library)
+        (exact,) = run_program(program, [array.reshape(-1) for array in arrays], 0, Float64())
+        done = (TILES - 1) * TILE + size
+        np.testing.assert_allclose(found[:, :done], exact.reshape(found.shape)[:, :done], rtol=1e-4, atol=1e-3)

@@ -105,10 +105,19 @@ class NestPrinter(SumPrinter):
             return
         if not rest and (self._is_split(axis, env) or self.reduce_rows(axis, env)):
             return
+        if len(rest) == 1 and not where and self._share_rows(axis, rest[0]) and self.reduce_rows(rest[0], env, axis):
+            return
         end = end_of(self.emit, axis, axis.extent, env)
         self.emit.loop(
             self.emit.index(0), end, 1, lambda i: self._where(rest, where, {**env, axis.name: i}), cost=self._cost(rest)
         )
+
+    def _share_rows(self, outer: Axis, axis: Axis) -> bool:
+        """Return whether all elements of an axis read the same rows of another one, which then stay in the cache."""
+        is_plain = not self.clipped and not turns_on(self.pass_, outer.name) and not turns_on(self.pass_, axis.name)
+        loads = [substitute(op.index, {}, self.ranges).variables for op in self.pass_.ops if isinstance(op, Load)]
+        is_read = any(axis.name in own for own in loads)
+        return is_plain and is_read and not any({outer.name, axis.name} <= own for own in loads)
 
     def _cost(self, rest: Sequence[Axis]) -> int:
         points = self.lines
