@@ -25,6 +25,7 @@ RUNS = {
     "exits": "ask_system(SYS_exit_group, 3, 0, 0, 0);",
     "loops": "for (volatile int i = 0;;) (void)i;",
     "fails": "return 7;",
+    "writes_in_place": "return buffers[0] != buffers[1] || buffers[1] == buffers[2];",
     "fails_late": "static int runs = 0; return ++runs > 12;",
 }
 CREATES = {
@@ -128,6 +129,12 @@ def test_several_kernels_may_break(measure):
 def test_a_kernel_s_own_threads_may_use_all_cores(objects):
     """The threads of the measuring process are bound to a core each, if there are as many."""
     (found,) = time_kernels([Job("counts", True, (BufferSpec(64, "f32"),))], Setup(objects, threads=CORES))
+    assert isinstance(found, Measured)
+
+
+def test_a_kernel_that_writes_into_an_operand_gets_one_memory(objects):
+    buffers = (BufferSpec(1 << 20, "f32"), BufferSpec(1 << 20, "f32", same_as=0), BufferSpec(64, "u8"))
+    (found,) = time_kernels([Job("writes_in_place", False, buffers)], Setup(objects))
     assert isinstance(found, Measured)
 
 

@@ -269,10 +269,15 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         return known
 
     def _job(self, candidate: Candidate, kernel: Kernel) -> Job:
-        group = candidate.group
+        group, updates = candidate.group, candidate.offer.updates
         indices = gathered_indices(group)
         buffers = [
-            BufferSpec(layout.size_bytes(type_), layout.stored_type(type_).dtype.value, indices.get(i))
+            BufferSpec(
+                layout.size_bytes(type_),
+                layout.stored_type(type_).dtype.value,
+                indices.get(i),
+                same_as=0 if updates and i == len(group.inputs) else None,
+            )
             for i, (type_, layout) in enumerate(candidate.stored)
         ]
         if kernel.workspace_bytes or not kernel.size_input:
@@ -280,6 +285,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         if candidate.served is not None and kernel.size_input:
             sizes = np.array(candidate.served.sizes, np.int64)
             buffers.append(BufferSpec(sizes.nbytes, "i64", sizes))
-        written = tuple(i for i in range(len(group.inputs)) if i not in group.constant_inputs)
+        kept = {0} if updates else set()  # memory of sessions, of which no other kernel has written much
+        written = tuple(i for i in range(len(group.inputs)) if i not in group.constant_inputs | kept)
         cold = tuple(sorted(group.constant_inputs)) if self.reads_weights_from_memory else ()
         return Job(kernel.symbol, kernel.has_state, tuple(buffers), written, cold)

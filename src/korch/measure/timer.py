@@ -39,10 +39,11 @@ class BufferSpec:
     size_bytes: int
     dtype: str
     data: Array | None = None
+    same_as: int | None = None  # the position of the buffer before it whose memory it has, too
 
     def as_json(self) -> dict[str, Any]:
         """Return the buffer as JSON data for the worker."""
-        line: dict[str, Any] = {"bytes": self.size_bytes, "dtype": self.dtype}
+        line: dict[str, Any] = {"bytes": self.size_bytes, "dtype": self.dtype, "same_as": self.same_as}
         if self.data is not None:
             line["data"] = base64.b64encode(self.data.tobytes()).decode()
         return line

@@ -115,10 +115,14 @@ class LoadedJob:
         rng = np.random.default_rng(0)
         # One block of huge pages, like an executable's arena: with small pages it is random which parts of a
         # buffer map to the same set of a cache.
-        sizes = [align_up(max(1, buffer["bytes"])) for buffer in spec["buffers"]]
+        is_own = [buffer["same_as"] is None for buffer in spec["buffers"]]
+        sizes = [align_up(max(1, b["bytes"])) if own else 0 for b, own in zip(spec["buffers"], is_own, strict=True)]
         self.memory = aligned_bytes(sum(sizes))
-        pointers = []
+        pointers: list[int] = []
         for buffer, size, end in zip(spec["buffers"], sizes, np.cumsum(sizes), strict=True):
+            if not size:
+                pointers.append(pointers[buffer["same_as"]])
+                continue
             own = self.memory[end - size : end][: max(1, buffer["bytes"])]
             fill(own, buffer, rng)
             pointers.append(own.ctypes.data)

@@ -143,7 +143,16 @@ def plan_record(
         options=plain(origin.options or {}),
         target={},
         in_place=tuple(_in_place(steps, program)),
+        extended=tuple(_extended(steps, program)),
     )
+
+
+def _extended(steps: Sequence[PlanStep[Any]], program: Program[Any]) -> Iterator[tuple[int, int]]:
+    """Yield each output that is an input in whose memory a kernel has written, with this input."""
+    written = {slots[0] for step, slots in zip(steps, program.slots, strict=True) if step.candidate.offer.updates}
+    for output, slot in program.copies:
+        if slot.place is SlotPlace.INPUT and slot in written:
+            yield output, slot.at
 
 
 def _in_place(steps: Sequence[PlanStep[Any]], program: Program[Any]) -> Iterator[tuple[int, int]]:

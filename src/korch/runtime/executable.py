@@ -136,10 +136,26 @@ class Executable(PlanExecutable):
         checks = [partial(t.check_limits, a) for t, a in zip(self._inputs, inputs, strict=True) if t.limits]
         return partial(_run_bound, run, checks, inputs, outputs)
 
+    def stopwatch(self, arrays: Sequence[Any]) -> Callable[[], int]:
+        """Return a function that runs the model once on these arrays and returns the nanoseconds.
+
+        As in a session, rows are appended to states in their own memory, which is a copy here.
+        """
+        if not self.plan.extended:
+            return super().stopwatch(arrays)
+        inputs, states = self._with_states(self._accept(self.complete(arrays)))
+
+        def once() -> int:
+            start = time.perf_counter_ns()
+            self.compute(inputs, states)
+            return time.perf_counter_ns() - start
+
+        return once
+
     def time(self, arrays: Sequence[Any], repeat: int) -> Timing:
         """Run `repeat` times, and return the time of each run and of each kernel in it."""
-        inputs = self._accept(arrays)
-        outputs = self._allocate()
+        inputs, states = self._with_states(self._accept(arrays))
+        outputs = self._allocate(states)
         addresses = _addresses(inputs), _addresses(outputs)
         run_ns, kernel_ns = [], []
         for _ in range(repeat):
@@ -158,8 +174,8 @@ class Executable(PlanExecutable):
         Raises:
             InputError: an array has another shape or type, or there are too few or too many.
         """
-        inputs = self._accept(arrays)
-        outputs = self._allocate()
+        inputs, states = self._with_states(self._accept(arrays))
+        outputs = self._allocate(states)
         return hook(self._handle, _addresses(inputs), _addresses(outputs))
 
     def archive(self) -> Archive:
@@ -196,6 +212,12 @@ class Executable(PlanExecutable):
         if len(arrays) != len(self._inputs):  # checked first, because most calls give all
             arrays = self.complete(arrays)
         return [type_.accept(array) for type_, array in zip(self._inputs, arrays, strict=True)]
+
+    def _with_states(self, inputs: Sequence[Array]) -> tuple[Sequence[Array], Mapping[int, Array]]:
+        """Return inputs with a copy of each state, and the copies by the output that has the state's memory."""
+        copies = {given: inputs[given].copy() for _, given in self.plan.extended}
+        own = [copies.get(i, array) for i, array in enumerate(inputs)]
+        return own, {output: copies[given] for output, given in self.plan.extended}
 
     def _allocate(self, into: Mapping[int, Array] = NO_MEMORY) -> tuple[Array, ...]:
         return tuple(

@@ -170,6 +170,7 @@ class PlanRecord:
         target: the machine that it was built for.
         waiting: how long its threads wait in a simulated run; None for one thread, or if it is not known.
         in_place: outputs that may lie in the memory of an input, with this input: pairs of positions.
+        extended: outputs that are a session's states with rows appended, each with the input: pairs of positions.
     """
 
     korch_version: str
@@ -187,6 +188,7 @@ class PlanRecord:
     opens: tuple[str, ...] = ()
     waiting: WaitingRecord | None = None
     in_place: tuple[tuple[int, ...], ...] = ()
+    extended: tuple[tuple[int, ...], ...] = ()
 
     @property
     def kernel_count(self) -> int:
