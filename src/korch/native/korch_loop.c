@@ -82,7 +82,8 @@ static void meet(korch_member *own) {
     if (own->threads > 1) own->meet(own);
 }
 
-/* Run all iterations as one of the threads. If parts have threads of their own, it is the only one, and none has `team`. */
+/* Run all iterations as one of the threads. If parts have threads of their own, it is the only one, and none has `team`. The
+ * first thread runs the parts without `team`, and copies; the threads meet before and after parts with `team`. */
 static int run_trips(const loop *loop, void **states, void *const *buffers, korch_member *own) {
     char **const at = __builtin_alloca((size_t)loop->tensors * sizeof(char *));
     for (int64_t i = 0; i < loop->fixed.count; ++i)
@@ -92,14 +93,16 @@ static int run_trips(const loop *loop, void **states, void *const *buffers, korc
         bind(loop, buffers, trip, at);
         for (int64_t i = 0; i < loop->parts.count; ++i) {
             const korch_step *const part = &loop->parts.rows[i];
+            const bool is_last = i + 1 == loop->parts.count;
+            const bool is_followed = is_last ? loop->copies.count || loop->parts.rows[0].team : part[1].team;
             void *given[MOST_BUFFERS];
-            const int64_t last = i + 1 < loop->parts.count ? part[1].first_slot : loop->slots.count;
+            const int64_t last = is_last ? loop->slots.count : part[1].first_slot;
             for (int64_t s = part->first_slot; s < last; ++s)
                 given[s - part->first_slot] = slot_at(at, &loop->slots.rows[s], own->me);
             if (part->team) failed |= part->team(given, own);
             else if (own->me == 0) failed |= part->run(states ? states[i] : NULL, given);
             if (failed && own->threads == 1) return failed; /* otherwise the other threads wait for this one */
-            meet(own);
+            if (part->team || is_followed) meet(own);
         }
         for (int64_t i = 0; own->me == 0 && i < loop->copies.count; ++i) {
             const copy *const copy = &loop->copies.rows[i];
