@@ -126,7 +126,9 @@ def enumerate_groups(
     if len(keys) <= most:
         is_late = deadline.is_over
         groups = {key: make_group(graph, *key) for key in keys if not is_late or key in needed}
-    if _add_composed(graph, groups, [shape for shape in shapes if not isinstance(shape, GroupShape)], most, deadline):
+    compose = [shape for shape in shapes if not isinstance(shape, GroupShape)]
+    needed.update(_add_composed(graph, groups, compose, most, deadline))
+    if deadline.is_over and compose:
         hit.add(BUDGET)
     report = EnumerationReport(sets, max(len(keys), len(groups)), tuple(sorted(hit)), frozenset(needed))
     return (tuple(groups.values()) if report.groups <= most else ()), report
@@ -144,16 +146,24 @@ def _whole(graph: PrimitiveGraph) -> list[Key]:
 
 def _add_composed(
     graph: PrimitiveGraph, groups: dict[Key, Group], compose: Sequence[Compose], most: int, deadline: Deadline
-) -> bool:
-    """Add the groups that providers compose, until there are more than `most`; return whether the time ended first."""
-    single = tuple(groups.values())
+) -> Iterator[Key]:
+    """Add the groups that providers compose, until there are more than `most`; yield those that a plan may need.
+
+    These are the largest ones around the same products: a plan without them may be several times slower, because it
+    stores the scores of attention. Only they are added after the deadline.
+    """
+    single, largest = tuple(groups.values()), dict[tuple[int, ...], Group]()
     for group in itertools.chain.from_iterable(each(graph, single) for each in compose):
-        groups.setdefault((group.primitives, group.outputs), group)
+        products = tuple(p for p in group.primitives if graph.primitives[p].row.category is Category.LINEAR)
+        if products not in largest or len(group.primitives) > len(largest[products].primitives):
+            largest[products] = group
+        if not deadline.is_over:
+            groups.setdefault((group.primitives, group.outputs), group)
         if len(groups) > most:
-            return False
-        if deadline.is_over:
-            return True
-    return False
+            return
+    for group in largest.values():
+        groups.setdefault((group.primitives, group.outputs), group)
+        yield group.primitives, group.outputs
 
 
 def bits(mask: int) -> list[int]:
