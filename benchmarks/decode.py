@@ -1,12 +1,13 @@
 """Compares one step of language models with other engines, and with reading as many bytes, in interleaved runs.
 
     python -m benchmarks.decode [--models small] [--dtypes float32,int4] [--fills 128,1024] [--budget 120]
-                                [--sessions] [--prompts 128,512] [--tokens 512] [--state bfloat16]
+                                [--sessions] [--prompts 128,512] [--tokens 512] [--state float32,int8]
                                 [--artifacts FOLDER] [--output benchmarks/results/decode.json]
 
 A step reads one token with a full cache of as many rows as the fill says, and returns the logits and the longer cache:
 the sizes are static. With `--sessions`, the cache may have any number of rows; Korch keeps it in a session, llama.cpp
-in its context, and the others take and return it; `--state` is the type in which Korch keeps it. There, a prompt of as
+in its context, and the others take and return it; `--state` is the type in which Korch keeps it; with several types,
+the sessions are compared, too. There, a prompt of as
 many tokens as `--prompts` says is read with an empty cache, too; all engines return the logits of its last token.
 `--tokens` compares greedy tokens with those of float64. Models have random weights (`benchmarks/models/decoder.py`).
 llama.cpp runs a GGUF file with the same weights if llama-cpp-python and gguf are installed. Each engine has a process
@@ -128,22 +129,23 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.artifacts or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
+        state = args.state.partition(",")[0]
         for name in args.models.split(","):
             for dtype in args.dtypes.split(","):
                 steps = [Step(name, dtype, int(past)) for past in args.fills.split(",") if past]
                 if args.sessions:
                     steps += [Step(name, dtype, 0, int(rows)) for rows in args.prompts.split(",") if rows]
                 for step in steps:
-                    run = partial(measure_session, args.state) if args.sessions else measure
+                    run = partial(measure_session, args.state.split(",")) if args.sessions else measure
                     what = f"prompt of {step.rows}" if step.rows > 1 else str(step.past)
-                    key = f"{name} {dtype} {what}{' session' * args.sessions}{_state_text(args.state)}"
+                    key = f"{name} {dtype} {what}{' session' * args.sessions}{_state_text(state)}"
                     rows[key] = row = run(step, folder, args.budget, args.rounds)
                     write_rows(args.output, rows)
                     print(f"{key}: {_text(row)}", flush=True)
                 if args.sessions and args.tokens:
-                    key = f"{name} {dtype} tokens{_state_text(args.state)}"
+                    key = f"{name} {dtype} tokens{_state_text(state)}"
                     step = Step(name, dtype, 0)
-                    rows[key] = row = compare_tokens(args.state, step, folder, args.budget, args.tokens)
+                    rows[key] = row = compare_tokens(state, step, folder, args.budget, args.tokens)
                     write_rows(args.output, rows)
                     print(f"{key}: {row}", flush=True)
     return 0
@@ -170,12 +172,18 @@ def measure(step: Step, folder: Path, budget_s: float, rounds: int) -> dict[str,
     return {"bytes": size, **_figures(found, size)}
 
 
-def measure_session(state: str, step: Step, folder: Path, budget_s: float, rounds: int) -> dict[str, Any]:
-    """Return the times of a step of a session, and of other engines whose cache may have any number of rows."""
-    artifact = _session_artifact(state, step, folder, budget_s)
+def measure_session(states: Sequence[str], step: Step, folder: Path, budget_s: float, rounds: int) -> dict[str, Any]:
+    """Return the times of a step of a session, and of other engines whose cache may have any number of rows.
+
+    `states`: the type of the session's states, and those of sessions with which it is compared, too.
+    """
+    artifact, *others = (_session_artifact(state, step, folder, budget_s) for state in states)
     path = folder / f"{step.name}-{step.dtype}.onnx"
     gguf = path.with_suffix(".gguf")
     runners = [RunnerSpec("korch", artifact), *list(_runners(path))[1:]]
+    runners += [
+        RunnerSpec("korch", other, f"korch, states in {s}") for s, other in zip(states[1:], others, strict=True)
+    ]
     size = step.bytes_read(onnx.load(path))
     if step.rows == 1:
         runners.append(_reading(size, folder, budget_s))

@@ -130,11 +130,11 @@ class Options:
             "multiplied by weights of 2, 4 or 8 bits with scales for blocks; accuracy_level=4 of a node does the same"
         },
     )
-    state: Literal["float32", "float16", "bfloat16"] = field(
+    state: Literal["float32", "float16", "bfloat16", "int8"] = field(
         default="float32",
         metadata={
             "help": "the type in which sessions keep states that are float32 in the model, such as keys and values; "
-            "16 bits take half of the memory"
+            "16 bits take half of the memory, int8 with a scale for each row of a head a quarter"
         },
     )
     tolerance: float | None = field(

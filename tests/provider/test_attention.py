@@ -16,10 +16,11 @@ from korch.primitive import reference
 from korch.primitive.ops.elementwise import CastAttributes
 from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
-from korch.primitive.types import ValueType
+from korch.primitive.types import DType, ValueType
 from korch.provider.attention import AttentionProvider, provider
 from korch.schedule.attention import rows_of_block
 from korch.schedule.contraction import NotFusedError
+from korch.system.deadline import Deadline
 from korch.testing.kernels import check_offers, load_kernels, offers_of, run_kernel
 from korch.tile.analysis.registers import FEW_REGISTERS, REGISTERS
 from tests.provider.linear_groups import Graph
@@ -112,6 +113,40 @@ def test_few_rows(target, builder, rng, monkeypatch):
     assert kinds == {("read", False), ("read", True), ("stage", False)}
     rows = [offer.variant.split()[1].split("x")[0] for group, offer, _ in found if group is groups[1]]
     assert set(rows) == {"3"}
+
+
+def stored(g: Graph, heads: int, kept: int, m: int, n: int, d: int) -> int:
+    """Attention whose keys and values are bytes, with a scale for each row of a group of heads."""
+    q, rows = g.tensor(heads, m, d), []
+    for name in "kv":
+        q8, scale = g.input(name, ValueType((kept, n, d), DType.I8)), g.tensor(kept, n, 1)
+        wide = g.add("broadcast", [scale], BroadcastAttributes((kept, n, d)))
+        x = shaped(g, g.add("mul", [g.add("cast", [q8], CastAttributes("f32")), wide]), kept, 1, n, d)
+        x = g.add("broadcast", [x], BroadcastAttributes((kept, heads // kept, n, d)))
+        rows.append(shaped(g, x, heads, n, d))
+    k, v = rows
+    return g.add("matmul", [softmax(g, g.add("matmul", [q, moved(g, k, 0, 2, 1)])), v])
+
+
+def test_keys_and_values_that_are_bytes_are_read_where_they_lie(target, builder, rng, monkeypatch):
+    monkeypatch.setattr(provider, "SPLIT_KEYS", (2 * target.lanes,))
+    n, groups = 7 * target.lanes + 3, []
+    for sizes in ((6, 2, 1, n, 2 * target.lanes), (4, 2, 3, n, 7), (2, 2, 1, 2, target.lanes)):
+        g = Graph()
+        groups.append(g.group(stored(g, *sizes)))
+    found = check_offers(AttentionProvider(), groups, target, builder, rng)
+    kinds = {(offer.variant.split()[0], offer.variant.endswith(" split")) for _, offer, _ in found}
+    assert {("read", False), ("read", True)} <= kinds
+
+
+def test_a_group_begins_at_the_bytes(target):
+    g = Graph()
+    g.output("y", stored(g, 6, 2, 1, 40, 16))
+    graph = g.freeze()
+    groups, _ = enumerate_groups(graph, Options(), shapes=AttentionProvider.group_shapes)
+    whole = [group for group in groups if len(group.primitives) == len(graph.primitives)]
+    assert [len(group.inputs) for group in whole] == [5]
+    assert not isinstance(AttentionProvider().offer(whole[0], target), Refusal)
 
 
 @pytest.mark.parametrize("blocks", [4, 5.5, 11])
@@ -246,6 +281,16 @@ def test_other_choices_between_weights_are_no_guard(target, weights):
     group = g.group(whole(g, weights=weights))
     expected = Refusal("no softmax is the left operand of the second product")
     assert AttentionProvider().offer(group, target) == expected
+
+
+def test_attention_is_a_group_even_if_there_is_no_time_for_others(target):
+    g = Graph()
+    g.output("y", whole(g, (1, 1, 30, 21)))
+    graph = g.freeze()
+    groups, report = enumerate_groups(graph, Options(), deadline=Deadline(0), shapes=AttentionProvider.group_shapes)
+    (group,) = (group for group in groups if sum(p.op == "matmul" for p in group.body.primitives) == 2)
+    assert (group.primitives, group.outputs) in report.needed
+    assert not isinstance(AttentionProvider().offer(group, target), Refusal)
 
 
 @pytest.mark.parametrize("weights", [softmax, guarded])

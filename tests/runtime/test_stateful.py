@@ -20,6 +20,7 @@ from korch.ranges.state import PAST, ROWS, TOTAL
 from korch.report.peers.artifact import ArtifactPeer
 from korch.runtime.executable import Executable
 from korch.runtime.generate import Sampling, generate
+from korch.runtime.runnable import random_feeds
 from korch.runtime.stateful import Session, StatefulExecutable
 from korch.runtime.unpack import unpack
 
@@ -154,8 +155,8 @@ def test_a_call_with_all_states_is_the_model(executable, reference, past, rows) 
     assert all(np.array_equal(given[name], array) for name, array in before.items())  # inputs are not overwritten
 
 
-@pytest.mark.parametrize(("kind", "error"), [("bfloat16", 2e-2), ("float16", 2e-3)])
-def test_states_are_kept_in_16_bits(reference, cache_folder, tmp_path, kind, error) -> None:
+@pytest.mark.parametrize(("kind", "error"), [("bfloat16", 2e-2), ("float16", 2e-3), ("int8", 2e-2)])
+def test_states_are_kept_in_fewer_bits(reference, cache_folder, tmp_path, kind, error) -> None:
     model, sizes = build_decoder("tiny-qwen3"), {"past": range(20), "seq": range(1, 9)}
     built = korch.optimize(model, shapes=sizes, cache_folder=cache_folder, state=kind, **QUICK)
     assert 0 < built.described.kept_error < error
@@ -163,7 +164,8 @@ def test_states_are_kept_in_16_bits(reference, cache_folder, tmp_path, kind, err
     executable = korch.load(tmp_path / "a.korch")
     assert executable.facts().startswith(f"sessions of at most 20 rows, states in {kind[:1]}")
     session, ids = executable.session(), tokens(14)
-    assert [array.dtype.name for array in session._memory.arrays] == [kind] * 4
+    scales = ["float32"] * 4 if kind == "int8" else []
+    assert [array.dtype.name for array in session._memory.arrays] == [kind] * 4 + scales
     found = [session.run(input_ids=ids[:, :8])[0]]
     fork = session.fork()
     found += [session.run(input_ids=ids[:, i : i + 1])[0] for i in range(8, 14)]
@@ -189,6 +191,22 @@ def test_only_models_in_sessions_keep_states_in_16_bits(cache_folder) -> None:
             state="bfloat16",
             **QUICK,
         )
+
+
+def test_steps_are_timed_with_the_new_rows_in_the_states_own_memory(executable) -> None:
+    plan = executable.serving(9, 1)
+    kept = [plan.plan.inputs[given].name for _, given in plan.plan.extended]
+    assert sorted(kept) == sorted(executable.described.inputs[s.input].name for s in executable.described.states)
+    arrays = list(random_feeds(plan.get_inputs()).values())
+    before = [array.copy() for array in arrays]
+    inputs, memory = plan._with_states(arrays)
+    outputs = plan.compute(inputs, memory)
+    assert all(np.shares_memory(outputs[output], inputs[given]) for output, given in plan.plan.extended)
+    for found, wanted in zip(outputs, plan(*(array.copy() for array in arrays)), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    assert plan.stopwatch(arrays)() > 0
+    assert len(plan.time(arrays, 2).run_ns) == 2
+    assert all(np.array_equal(a, b) for a, b in zip(arrays, before, strict=True))  # those of the caller stay
 
 
 def test_masked_rows_are_left_out(executable, reference) -> None:

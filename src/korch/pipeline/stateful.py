@@ -21,7 +21,7 @@ from korch.frontend.onnx import LoadedModel
 from korch.frontend.operator import OperatorGraph
 from korch.frontend.shapes import is_batch
 from korch.inputs import converted, named_arrays, where_of
-from korch.numerics import max_error
+from korch.numerics import ROUNDINGS, max_error
 from korch.options import Options
 from korch.pipeline.optimize import Watch
 from korch.pipeline.ranges import plans_for_all
@@ -32,7 +32,7 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.types import DType
 from korch.ranges.binding import Bound
 from korch.ranges.form import Dimension, Sizes, range_text
-from korch.ranges.state import PAST, ROWS, TOTAL, State, states_of, with_states
+from korch.ranges.state import LARGEST_BYTE, PAST, ROWS, TOTAL, State, states_of, with_states
 from korch.report.progress import Progress, Update
 from korch.runtime.combine import combine
 from korch.runtime.record import ModelRecord
@@ -43,6 +43,9 @@ from korch.system.deadline import Deadline
 from korch.validation.standard import standard_of
 
 Binding = Mapping[str, tuple[Bound, ...]]
+
+KEPT = {**HALF, "int8": DType.I8}
+"""The element types by the value of the option `state`, without that of the model's own."""
 
 PAST_ROWS, NEW_ROWS = range(1024), range(1, 129)
 """The numbers of earlier and of new rows that are assumed."""
@@ -264,7 +267,7 @@ class _Model:
         states = states_of(fission(operators(sizes.sample, SAMPLE_PAST)))
         if not states:
             raise UnsupportedError("what is appended to its states is not computed as a part of a static graph")
-        return _Model(sizes, operators, states, sizes.past[-1] + 1, HALF.get(kept))
+        return _Model(sizes, operators, states, sizes.past[-1] + 1, KEPT.get(kept))
 
     def step(self, rows: int) -> Source:
         """Return the source of a step of some rows; its size is the number of rows after the step."""
@@ -426,6 +429,8 @@ def _check_inputs(known: _Model, executable: StatefulExecutable, options: Option
     rows, past = executable.counts_of([given[name] for name in infos])
     primitives = fission(known.operators(rows, past))
     planned = with_states(primitives, known.states, known.kept) if known.kept else primitives
+    if known.kept is DType.I8 and options.tolerance is None:  # as many roundings as other types may have
+        options = replace(options, tolerance=ROUNDINGS / (2 * LARGEST_BYTE))
     standard = standard_of(primitives, planned, replace(options, inputs=given))
     errors, wrong = standard.judge(dict(zip(standard.expected, executable(*given.values()), strict=True)))
     if wrong:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from korch.errors import InputError
 from korch.primitive.op import Array
 from korch.primitive.types import DType
-from korch.ranges.state import PAST, ROWS, TOTAL, State, counted
+from korch.ranges.state import PAST, ROWS, TOTAL, State, counted, kept_type, quantized
 from korch.runtime.runnable import ArrayType
 
 
@@ -71,9 +70,42 @@ class StatefulModel:
     kept: str = "f32"  # the type in which sessions keep states that are float32 for callers
     kept_error: float = 0.0  # the largest difference that this type made to an output, relative to its largest element
 
-    def memory_type(self, tensor: StateTensor) -> npt.DTypeLike:
-        """Return the type in which sessions keep a state."""
-        return DType(self.kept if tensor.dtype == "f32" else tensor.dtype).numpy
+    @property
+    def with_scales(self) -> list[int]:
+        """The numbers of the states that sessions keep as bytes."""
+        pairs = enumerate((self.inputs[state.input], state.axis) for state in self.states)
+        return [k for k, (tensor, axis) in pairs if tensor.dtype != "i8" and self._kept(tensor, axis) is DType.I8]
+
+    def _kept(self, tensor: StateTensor, axis: int) -> DType:
+        return kept_type(DType(tensor.dtype), len(tensor.axes), axis, DType(self.kept))
+
+    def memory(self) -> list[tuple[Array, int]]:
+        """Return zeros for the capacity of each state as sessions keep them, each with the axis of its rows.
+
+        Behind them are the scales of states that are kept as bytes.
+        """
+        scaled, found, scales = self.with_scales, list[tuple[Array, int]](), list[tuple[Array, int]]()
+        for k, state in enumerate(self.states):
+            tensor = self.inputs[state.input]
+            shape = tensor.shape(self.capacity, 0)
+            found.append((np.zeros(shape, self._kept(tensor, state.axis).numpy), state.axis))
+            if k in scaled:
+                scales.append((np.zeros((*shape[:-1], 1), np.float32), state.axis))
+        return found + scales
+
+    def stored(self, states: Sequence[Array]) -> list[Array]:
+        """Return what `memory` has for rows of each state."""
+        parts = {k: quantized(states[k]) for k in self.with_scales}
+        return [*(parts[k][0] if k in parts else a for k, a in enumerate(states)), *(s for _, s in parts.values())]
+
+    def restored(self, memory: Sequence[Array]) -> list[Array]:
+        """Return rows of each state in the model's types."""
+        types = [DType(self.inputs[state.input].dtype).numpy for state in self.states]
+        found = [array.astype(type_) for array, type_ in zip(memory, types, strict=False)]
+        with np.errstate(invalid="ignore"):  # 0 times the infinite scale of a row with an infinity
+            for k, scale in zip(self.with_scales, memory[len(types) :], strict=True):
+                found[k] *= scale
+        return found
 
     @property
     def counter_names(self) -> set[str]:

@@ -138,8 +138,10 @@ class StatefulExecutable(ShapedExecutable):
 
     @cached_property
     def state_inputs(self) -> dict[int, int]:
-        """The position of the output of each state, by that of its input."""
-        return {state.input: state.output for state in self.described.states}
+        """The position of the output of each state, by that of its input; the scales of states come last."""
+        model = self.described
+        found = {state.input: state.output for state in model.states}
+        return found | {len(model.inputs) + k: len(model.outputs) + k for k in range(len(model.with_scales))}
 
     @cached_property
     def plain_outputs(self) -> list[str]:
@@ -266,9 +268,9 @@ class Session:
         """Begin without rows; `StatefulExecutable.session` makes it."""
         self.executable, self.capacity, self.length = executable, capacity, 0
         model = executable.described
-        self._axes = [state.axis for state in model.states]
         self._inputs = [t for i, t in enumerate(model.inputs) if i not in executable.state_inputs]
-        self._memory = _Rows([self._empty(model.inputs[state.input]) for state in model.states])
+        memory = model.memory()
+        self._memory, self._axes = _Rows([array for array, _ in memory]), [axis for _, axis in memory]
 
     def run(self, *arrays: Any, **named: Any) -> tuple[Array, ...]:
         """Run the model on new rows, behind those so far.
@@ -319,13 +321,17 @@ class Session:
 
     def states(self) -> list[Array]:
         """Return a copy of the rows of each state, in the order and the types of the model's states."""
-        model = self.executable.described
-        types = [DType(model.inputs[state.input].dtype).numpy for state in model.states]
-        return [view.astype(type_) for view, type_ in zip(self.views(self.length), types, strict=True)]
+        return self.executable.described.restored(self.views(self.length))
 
     def views(self, length: int) -> list[Array]:
-        """Return the memory of the first rows of each state, which later runs change."""
+        """Return the memory of the first rows of each state, and of the scales of bytes, which later runs change."""
         return [array[_part(axis, 0, length)] for array, axis in zip(self._memory.arrays, self._axes, strict=True)]
+
+    def _keep(self, states: Sequence[Array], length: int) -> None:
+        """Set the first rows of each state."""
+        stored = self.executable.described.stored(states)
+        for array, own, axis in zip(stored, self._memory.arrays, self._axes, strict=True):
+            own[_part(axis, 0, length)] = array
 
     def assign(self, arrays: Sequence[Any], length: int) -> None:
         """Set the rows of each state.
@@ -343,25 +349,19 @@ class Session:
             raise InputError(f"{len(arrays)} states are given", "session", f"{len(tensors)}: {names}")
         accepted = [type_at(t, length, 0).accept(a) for t, a in zip(tensors, arrays, strict=True)]
         self.truncate(0)
-        for array, own, axis in zip(accepted, self._memory.arrays, self._axes, strict=True):
-            own[_part(axis, 0, length)] = array
+        self._keep(accepted, length)
         self.length = length
 
     def __del__(self) -> None:
         if (memory := getattr(self, "_memory", None)) is not None:
             memory.users -= 1
 
-    def _empty(self, tensor: StateTensor) -> Array:
-        shape = tensor.shape(self.executable.described.capacity, 0)
-        return np.zeros(shape, self.executable.described.memory_type(tensor))
-
     def _own(self) -> None:
         """Copy the rows if another session has the same memory."""
         if self._memory.users == 1:
             return
         self._memory.users -= 1
-        model = self.executable.described
-        found = [self._empty(model.inputs[state.input]) for state in model.states]
+        found = [array for array, _ in self.executable.described.memory()]
         for to, array, axis in zip(found, self._memory.arrays, self._axes, strict=True):
             to[_part(axis, 0, self.length)] = array[_part(axis, 0, self.length)]
         self._memory = _Rows(found)
@@ -434,13 +434,12 @@ class Session:
         if past:
             memory = iter(self._memory.arrays)
             inputs = [next(memory) if i in kept else next(left) for i in range(len(executable.described.inputs))]
-            found = executable.fitting(rows, past + rows).run(inputs)
+            found = executable.fitting(rows, past + rows).run([*inputs, *memory])
         else:
             empty = [np.zeros(t.shape(0, rows), DType(t.dtype).numpy) for t in executable.described.inputs]
             inputs = [empty[i] if i in kept else next(left) for i in range(len(empty))]
             found = executable.fitting(0, rows).run(inputs)
-            for state, own in zip(executable.described.states, self._memory.arrays, strict=True):
-                own[_part(state.axis, 0, rows)] = found[state.output]
+            self._keep([found[state.output] for state in executable.described.states], rows)
         self.length += rows
         outputs = set(kept.values())
         return tuple(array for i, array in enumerate(found) if i not in outputs)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -20,7 +21,7 @@ from functools import cached_property
 from korch.candidate.candidate import Group
 from korch.primitive.types import DType
 from korch.ranges.live import count_of, rounded
-from korch.schedule.blocks import Blocked, arranged, cut, direct, fill, flat, spaced, store
+from korch.schedule.blocks import Blocked, arranged, cut, direct, factored, fill, flat, needed, spaced, store
 from korch.schedule.contraction import Layouts, NotFusedError, extent
 from korch.schedule.heads import Attention, contractions_of, emit_score
 from korch.schedule.softmax import SoftmaxRows
@@ -42,6 +43,7 @@ from korch.tile.ir.program import (
     Stage,
     Step,
     Store,
+    TileOp,
     TileProgram,
 )
 from korch.tile.lower.emit import Emitter
@@ -118,6 +120,7 @@ class AttentionBuilder:
         self.is_staged = blocking.packing is Packing.STAGE and not self.is_split
         self.d, self.c = Axis("d", self.terms), Axis("c", self.columns)
         self.made: dict[str, Buffer] = {}
+        self.factor: Sequence[TileOp] = ()  # what computes the factor of each key's values, if they are read in place
         self.step = spaced(block)
         self.softmax = SoftmaxRows(self.i, given.found.is_guarded, self.is_online or self.is_split)
         outer, key = self._packed_keys
@@ -247,7 +250,7 @@ class AttentionBuilder:
             inverse = softmax.inverted(total, self.of_row("inverse"))
             return [*steps, inverse, *more, zero, mix, self._outputs(sums)]
         copied = Pass((self.i, self.c), "c", (Load("x0", DType.F32, "y", sums.index),), (store(self._part, "x0"),))
-        return [*steps, zero, mix, copied]
+        return [*steps, *more, zero, mix, copied]
 
     def _finish(self, sums: At, total: At) -> list[Step]:
         return [self.softmax.inverted(total, self.of_row("inverse")), self._outputs(sums)]
@@ -271,7 +274,7 @@ class AttentionBuilder:
         if queries is not None and keys is not None:
             steps += [fill(axes, product, 0.0), Contract((*axes, d), product, queries, keys, self.product)]
         else:
-            steps.append(self._dots(product, d))
+            steps += self._dots(product, d)
 
         def weighed(emitter: Emitter, result: str) -> list[Store]:
             return [store(self.score, emit_score(emitter, self.found, self.scores.contraction, result))]
@@ -279,15 +282,28 @@ class AttentionBuilder:
         steps.append(self.scores.following(product, axes, (self.values(self.scores), self.ranges), weighed))
         return steps
 
-    def _dots(self, product: At, d: Axis) -> Pass:
-        """Return the pass that multiplies queries by keys, both read in place."""
+    def _dots(self, product: At, d: Axis) -> list[Pass]:
+        """Return the passes that multiply queries by keys, both read in place, and by a factor of each key."""
         emitter = self.scores.fusion.emitter(self.ranges)
         a, b = (self.scores.argument(emitter, side, self.values(self.scores, side == 1)) for side in (0, 1))
+        b, factor = factored(emitter.ops, b, "d")
         name = f"x{len(emitter.ops)}"
-        ops = (*emitter.ops, Apply(name, DType.F32, "mul", (a, b)))
+        ops = (*needed(emitter.ops, a, b), Apply(name, DType.F32, "mul", (a, b)))
         is_along = all(op.index.coefficient("d") in (0, 1) for op in ops if isinstance(op, Load))
         vector = "d" if is_along and d.extent > 1 else "j"
-        return Pass((self.i, self.j, d), vector, ops, (Accumulate(product.buffer, product.index, name, "sum"),))
+        sums = (Accumulate(product.buffer, product.index, name, "sum"),)
+        return [Pass((self.i, self.j, d), vector, ops, sums), *self._multiplied(product, factor)]
+
+    def _multiplied(self, at: At, factor: Sequence[TileOp]) -> list[Pass]:
+        """Return the pass that multiplies a number of each row and key by what some operations compute, if any."""
+        if not factor:
+            return []
+        ops = (
+            Load("given", DType.F32, at.buffer, at.index),
+            *factor,
+            Apply("product", DType.F32, "mul", ("given", factor[-1].name)),
+        )
+        return [Pass((self.i, self.j), "j", ops, (store(at, "product"),))]
 
     def _queries(self, keys: At | None) -> tuple[At | None, list[Pass]]:
         """Return where a contraction reads the queries, and the pass that copies them if they aren't read in place."""
@@ -305,7 +321,7 @@ class AttentionBuilder:
 
     def _weights(self) -> tuple[At, list[Pass]]:
         """Return where a contraction reads the weights, and the passes that prepare them."""
-        return self.score, []
+        return self.score, self._multiplied(self.score, self.factor)
 
     # Keys and values
 
@@ -315,8 +331,9 @@ class AttentionBuilder:
         keys, packs = (None, []) if is_read else self._packed(self.scores, "pk")
         if is_read:
             emitter = self.mixed.fusion.emitter(self.ranges)
-            _ = self.mixed.argument(emitter, 1, self.values(self.mixed, True))
-            at = direct(emitter.ops, (self.j, self.c), can_widen=True)
+            value = self.mixed.argument(emitter, 1, self.values(self.mixed, True))
+            value, self.factor = factored(emitter.ops, value, "c")
+            at = direct(needed(emitter.ops, value), (self.j, self.c), can_widen=True)
             if at is not None and (at.index.coefficient("c") == 1 or self.columns == 1):
                 return None, at, []
             raise NotFusedError("the values are not read where they lie")

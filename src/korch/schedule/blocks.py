@@ -205,6 +205,36 @@ def direct(ops: Sequence[TileOp], axes: Sequence[Axis], can_widen: bool) -> At |
     return At(load.buffer, load.index)
 
 
+def places_of(load: Load) -> list[Expr]:
+    """Return the index of a load and the expressions of its guards."""
+    return [load.index, *(guard.expr for guard in load.guards)]
+
+
+def needed(ops: Sequence[TileOp], *names: str) -> list[TileOp]:
+    """Return the operations that compute some values, in their order."""
+    used = set(names)
+    for op in reversed(ops):
+        if op.name in used:
+            used |= {*arguments_of(op)}
+    return [op for op in ops if op.name in used]
+
+
+def factored(ops: Sequence[TileOp], name: str, variable: str) -> tuple[str, Sequence[TileOp]]:
+    """Return the value of which another one is a multiple, and what computes the factor from memory.
+
+    The factor is the same for all values of a variable. If there is none, the value itself and nothing are returned.
+    """
+    last = next(op for op in ops if op.name == name)
+    pairs = [last.arguments, last.arguments[::-1]] if isinstance(last, Apply) and last.op == "mul" else []
+    for value, factor in pairs:
+        own = needed(ops, factor)
+        loads = [op for op in own if isinstance(op, Load)]
+        is_same = not any(variable in place.variables for op in loads for place in places_of(op))
+        if loads and is_same and not any(isinstance(op, Select) for op in own):
+            return value, own
+    return name, ()
+
+
 def zero_of(dtype: DType) -> float:
     """Return 0 as a number of a type."""
     return 0.0 if dtype.is_float else 0

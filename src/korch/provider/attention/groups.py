@@ -8,7 +8,7 @@ around the first product.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from korch.candidate.candidate import Group, make_group
@@ -62,9 +62,11 @@ def attention_groups(graph: PrimitiveGraph, groups: Iterable[Group]) -> Iterator
         for end, (steps, first) in itertools.product(usable[:MOST_ENDS], ways):
             for begin in _begins(graph, around[first], first):
                 together = {*end.primitives, *middle, *steps, *begin.primitives}
-                outputs = [graph.primitives[p].output for p in together]
-                if len(set(outputs)) == len(outputs):  # only one alternative computes each value
-                    yield make_group(graph, together, end.outputs)
+                stored = [_stored(graph, graph.primitives[p].inputs[1], number) for p in (first, second)]
+                for own in dict.fromkeys((frozenset(together), frozenset(together).union(*stored))):
+                    outputs = [graph.primitives[p].output for p in own]
+                    if len(set(outputs)) == len(outputs):  # only one alternative computes each value
+                        yield make_group(graph, own, end.outputs)
 
 
 def _is_linear(primitive: Primitive) -> bool:
@@ -100,6 +102,26 @@ def _broadcasts(graph: PrimitiveGraph, value: int) -> frozenset[int]:
         if primitive.op == "less":
             inner = [_broadcasts(graph, v) for v in primitive.inputs if v not in graph.constants]
             return frozenset({p}).union(*inner)
+    return frozenset()
+
+
+_DEQUANTIZED = op("mul", op("cast", "q"), op("broadcast", "scale"))
+
+
+def _stored(graph: PrimitiveGraph, value: int, number: Mapping[int, int]) -> frozenset[int]:
+    """Return the primitives that compute keys or values from stored bytes and scales; an empty set if none do.
+
+    `number`: the number of each primitive by its id.
+    """
+    for match in find(graph, _DEQUANTIZED, value):
+        if graph.types[match.values["q"]].dtype is DType.I8:
+            return frozenset(number[id(primitive)] for primitive in match.used)
+    for p in graph.producers[value]:
+        primitive = graph.primitives[p]
+        if primitive.row.category in (Category.LAYOUT, Category.BROADCAST):
+            before = _stored(graph, primitive.inputs[0], number)
+            if before:
+                return before | {p}
     return frozenset()
 
 

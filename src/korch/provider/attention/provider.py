@@ -107,7 +107,8 @@ def _plans(group: Group, found: Attention, target: Target) -> dict[str, Attentio
         return Refusal("the target has no vector registers")
     if min(type_.size for type_ in types) == 0:
         return Refusal("a tensor is empty")
-    refusal = refuse_types(group.body, found.first, found.second, inside=found.inside)
+    bytes_ = {p.inputs[0] for p in group.body.primitives if group.body.is_widening(p, of_bytes=True)}
+    refusal = refuse_types(group.body, found.first, found.second, inside=found.inside | bytes_)
     if refusal is not None:
         return refusal
     plans: dict[str, AttentionBlocking] = {}

