@@ -411,9 +411,9 @@ print(*sys.modules)
 # All of Korch that a program needs which loads an artifact and runs it.
 NEEDED_TO_RUN = """
     errors inputs loading primitive primitive.op primitive.types records runtime runtime.artifact runtime.each_isa
-    runtime.executable runtime.library runtime.machine runtime.record runtime.recurrent runtime.runnable runtime.text
-    runtime.weights system system.alignment system.cores system.files system.libraries system.native
-    system.native_build system.scratch
+    runtime.executable runtime.library runtime.machine runtime.output_memory runtime.record runtime.recurrent
+    runtime.runnable runtime.text runtime.weights system system.alignment system.cores system.files system.libraries
+    system.native system.native_build system.scratch
 """
 
 

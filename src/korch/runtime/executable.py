@@ -19,6 +19,7 @@ from korch.errors import ArtifactError, InputError
 from korch.primitive.op import Array
 from korch.runtime.artifact import Archive, Artifact, archive_of, read_artifact
 from korch.runtime.library import Handle, Library, load_plans
+from korch.runtime.output_memory import LARGE, OutputMemory
 from korch.runtime.record import PlanRecord
 from korch.runtime.runnable import ArrayType, PlanExecutable, TensorInfo, Timing
 from korch.system.alignment import address_of, aligned_bytes, short_lived_array
@@ -62,6 +63,7 @@ class Executable(PlanExecutable):
         self._handle = Handle(library, artifact.weights, plan.threads)
         self._inputs = tuple(ArrayType.of(info, plan.model.limits) for info in self.get_inputs())
         self._outputs = tuple((ArrayType.of(TensorInfo.of(tensor)), tensor.type.size_bytes) for tensor in plan.outputs)
+        self._memory: dict[int, OutputMemory] = {}  # of large outputs, by position
         self._known_names = tuple(t.name for t in plan.inputs), tuple(t.name for t in plan.outputs)
 
     @property
@@ -221,9 +223,15 @@ class Executable(PlanExecutable):
 
     def _allocate(self, into: Mapping[int, Array] = NO_MEMORY) -> tuple[Array, ...]:
         return tuple(
-            into[i] if i in into else short_lived_array(type_.shape, type_.dtype, size_bytes)
+            into[i] if i in into else self._output(i, type_, size_bytes)
             for i, (type_, size_bytes) in enumerate(self._outputs)
         )
+
+    def _output(self, i: int, type_: ArrayType, size_bytes: int) -> Array:
+        if size_bytes <= LARGE:
+            return short_lived_array(type_.shape, type_.dtype, size_bytes)
+        memory = self._memory.setdefault(i, OutputMemory())
+        return memory.take(size_bytes).view(type_.dtype).reshape(type_.shape)
 
 
 def _run_bound(
