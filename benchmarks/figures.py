@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.experts import BLOCKS, best_of
+from benchmarks.judges import OF_MODELS, table
 from benchmarks.models import PAPER
 from benchmarks.models.transformers import NAMES
 from benchmarks.suite import quotients
@@ -284,6 +285,12 @@ def blocks() -> str:
     return markdown(head, rows)
 
 
+RULES = "by-rules"
+"""The name of the plan whose groups ONNX Runtime or Inductor could fuse."""
+
+AGAIN = "searched-again"
+"""The name of the plan of a search that had as much time as that of the plan by rules."""
+
 PAPER_FIGURE_6 = {
     "candy": ("2.7, 1.8", "1.5, 1.1"),
     "efficientvit": ("1.5, 1.6", "1.4, 1.1"),
@@ -299,11 +306,19 @@ def whole() -> str:
     rows = []
     for name, row in results("paper-whole.json").items():
         found = quotients(row)
-        cells = [spread(found[engine]) if engine in found else "–" for engine in (*GIVEN, "by-rules")]
+        if AGAIN in found:
+            found[RULES] = [a / b for a, b in zip(found[RULES], found[AGAIN], strict=True)]
+        cells = [spread(found[engine]) if engine in found else "–" for engine in (*GIVEN, RULES)]
         model, _, images = name.partition(" of ")
         rows.append([name, *cells, *(PAPER_FIGURE_6[model] if images == "1 image" else ("–", "–"))])
     head = ["times / Korch's", *map(ENGINES.__getitem__, GIVEN), "plan by rules", "paper: PyTorch", "paper: TensorRT"]
     return markdown(head, rows)
+
+
+def models() -> str:
+    """Return the verdicts on models of PyTorch's benchmark runners, and the times of other engines over Korch's."""
+    with (RESULTS / "models.jsonl").open() as lines:
+        return table([json.loads(line) for line in lines], list(OF_MODELS))
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -322,6 +337,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "fission": fission,
     "blocks": blocks,
     "whole": whole,
+    "models": models,
 }
 
 

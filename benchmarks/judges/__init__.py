@@ -33,22 +33,45 @@ class Judge:
     time: Callable[[str], dict[str, float]] | None = None
 
 
+ALL = "all"
+"""The name of the line for all kinds."""
+
+OF_MODELS = {
+    "right": "the results of eager mode, computed without PyTorch",
+    "partly": "the results of eager mode; some calls of graphs run in PyTorch",
+    "noticed": "the same, because what was exported or built computes something else",
+    "wrong": "other results",
+    "timeout": "no end within the limit",
+    "crash": "an error",
+    "none": "PyTorch itself fails, or a package is missing",
+}
+"""The verdicts on models that torch.compile optimizes, and what they mean."""
+
+
 def table(rows: Sequence[dict[str, Any]], verdicts: Sequence[str]) -> str:
-    """Return how many calls of each kind have each verdict, and the geometric means of times relative to Korch's."""
+    """Return how many calls of each kind have each verdict.
+
+    If some rows have times, there are also the number of these rows and the geometric means of times relative to
+    Korch's, and a last line for all kinds.
+    """
     sums: dict[str, dict[str, int]] = {}
-    ratios: dict[str, dict[str, list[float]]] = {}
+    times: dict[str, list[dict[str, float]]] = {}
+    is_timed = any("times_ms" in row for row in rows)
     for row in rows:
         for kind, counts in row["counts"].items():
-            of_kind = sums.setdefault(kind, dict.fromkeys(verdicts, 0))
-            for verdict, count in counts.items():
-                of_kind[verdict] += count
-            for engine, time_ms in row.get("times_ms", {}).items():
-                if engine != "korch":
-                    found = ratios.setdefault(engine, {}).setdefault(kind, [])
-                    found.append(time_ms / row["times_ms"]["korch"])
-    heads = [*verdicts, *(f"{engine} / Korch" for engine in ratios)]
+            for name in (kind, ALL) if is_timed else (kind,):
+                of_kind = sums.setdefault(name, dict.fromkeys(verdicts, 0))
+                for verdict, count in counts.items():
+                    of_kind[verdict] += count
+                times.setdefault(name, []).extend([row["times_ms"]] if "times_ms" in row else [])
+    sums |= {ALL: sums.pop(ALL)} if is_timed else {}
+    engines = [engine for engine in next(filter(None, times.get(ALL, [])), {}) if engine != "korch"]
+    heads = [*verdicts, *(["timed"] if is_timed else []), *(f"{engine} / Korch" for engine in engines)]
     lines = [f"| | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
     for kind, counts in sums.items():
-        means = [f"{geometric_mean(own[kind]):.2f}" if kind in own else "" for own in ratios.values()]
-        lines.append(f"| {kind} | {' | '.join([*map(str, counts.values()), *means])} |")
+        own = times[kind]
+        cells = [*map(str, counts.values()), *([str(len(own))] if is_timed else [])]
+        ratios = ([row[engine] / row["korch"] for row in own] for engine in engines)
+        cells += [f"{geometric_mean(found):.2f}" if found else "" for found in ratios]
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -24,7 +24,7 @@ import torch
 from torch._dynamo.utils import counters
 from torch.utils import _pytree as pytree
 
-from benchmarks.judges import Judge
+from benchmarks.judges import OF_MODELS, Judge
 from benchmarks.judges.lists import Listed, build, items
 from korch import torch_backend
 from korch.frontend.torch.ties import FirstOfEqual
@@ -61,16 +61,6 @@ ROUNDINGS = 4 * 2.0**-24
 
 MEMORY = 14 << 30
 """The most address space of a process, in bytes."""
-
-VERDICTS = {
-    "right": "the results of eager mode, computed without PyTorch",
-    "partly": "the results of eager mode; some calls of graphs run in PyTorch",
-    "noticed": "the same, because what was exported or built computes something else",
-    "wrong": "other results",
-    "timeout": "no end within the limit",
-    "crash": "an error",
-    "none": "PyTorch itself fails, or a package is missing",
-}
 
 
 def _called(model: Any, given: dict[str, Any]) -> list[Any]:
@@ -242,4 +232,4 @@ def _turn(call: Callable[[], Any]) -> float:
     return (time.perf_counter() - begun_s) / n
 
 
-JUDGE = Judge(items, _run, VERDICTS, limit_s=600, life=1, time=_time)
+JUDGE = Judge(items, _run, OF_MODELS, limit_s=600, life=1, time=_time)
