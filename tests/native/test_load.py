@@ -140,7 +140,7 @@ def test_the_code_of_other_processors_finds_its_constants_and_calls() -> None:
     jumps = [a for a in range(at("sine"), at("sine") + 32, 4) if word(a) >> 26 in (0b000101, 0b100101)]
     offset = word(jumps[0]) & 0x3FFFFFF
     stub = jumps[0] + 4 * (offset - (1 << 26 if offset >> 25 else 0))
-    sine = ctypes.cast(ctypes.CDLL("libm.so.6").sin, ctypes.c_void_p).value
+    sine = ctypes.cast(ctypes.CDLL(None).sin, ctypes.c_void_p).value  # a program may have a stub of its own for it
     if stub != sine:  # it is too far away: ldr x16, . + 8; br x16
         assert (word(stub), word(stub + 4)) == (0x58000050, 0xD61F0200)
         assert ctypes.c_uint64.from_address(stub + 8).value == sine
