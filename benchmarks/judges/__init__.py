@@ -5,6 +5,7 @@ A judge is a list of items, a function that runs one, and a table of the results
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
@@ -56,22 +57,22 @@ def table(rows: Sequence[dict[str, Any]], verdicts: Sequence[str]) -> str:
     """
     sums: dict[str, dict[str, int]] = {}
     times: dict[str, list[dict[str, float]]] = {}
-    is_timed = any("times_ms" in row for row in rows)
+    is_timed = any(row.get("times_ms") for row in rows)
     for row in rows:
         for kind, counts in row["counts"].items():
             for name in (kind, ALL) if is_timed else (kind,):
                 of_kind = sums.setdefault(name, dict.fromkeys(verdicts, 0))
                 for verdict, count in counts.items():
                     of_kind[verdict] += count
-                times.setdefault(name, []).extend([row["times_ms"]] if "times_ms" in row else [])
+                times.setdefault(name, []).extend([row["times_ms"]] if row.get("times_ms") else [])
     sums |= {ALL: sums.pop(ALL)} if is_timed else {}
-    engines = [engine for engine in next(filter(None, times.get(ALL, [])), {}) if engine != "korch"]
+    engines = [engine for engine in dict.fromkeys(itertools.chain(*times.get(ALL, []))) if engine != "korch"]
     heads = [*verdicts, *(["timed"] if is_timed else []), *(f"{engine} / Korch" for engine in engines)]
     lines = [f"| | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
     for kind, counts in sums.items():
         own = times[kind]
         cells = [*map(str, counts.values()), *([str(len(own))] if is_timed else [])]
-        ratios = ([row[engine] / row["korch"] for row in own] for engine in engines)
+        ratios = ([row[engine] / row["korch"] for row in own if engine in row] for engine in engines)
         cells += [f"{geometric_mean(found):.2f}" if found else "" for found in ratios]
         lines.append(f"| {kind} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -37,10 +37,14 @@ def test_disturbed_runs_differ_by_roundings() -> None:
 
 
 def test_times_are_relative_to_korch() -> None:
-    times = ({"eager": 4.0, "korch": 2.0}, {"eager": 1.0, "korch": 2.0}, {})
+    times = ({"eager": 4.0, "korch": 2.0}, {"eager": 1.0, "korch": 2.0, "inductor": 3.0}, {})
     rows = [{"item": "a", "counts": {"timm": {"right": 1}}, "times_ms": t} for t in times]
+    rows.append({"item": "b", "counts": {"torchvision": {"wrong": 1}}})
     assert table(rows, ["right", "wrong"]).splitlines() == [
-        "| | right | wrong | eager / Korch |",
-        "| --- | ---: | ---: | ---: |",
-        "| timm | 3 | 0 | 1.00 |",
+        "| | right | wrong | timed | eager / Korch | inductor / Korch |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| timm | 3 | 0 | 2 | 1.00 | 1.50 |",
+        "| torchvision | 0 | 1 | 0 |  |  |",
+        "| all | 3 | 1 | 2 | 1.00 | 1.50 |",
     ]
+    assert table(rows[3:], ["right", "wrong"]).splitlines()[0] == "| | right | wrong |"
