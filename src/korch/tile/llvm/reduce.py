@@ -29,7 +29,7 @@ UNROLL = 4
 SHORT_REDUCTION = 64
 """The maximum points of a reduction that accumulates several vectors at once."""
 
-SHORT_ROW = 256
+SHORT_ROW = 192
 """The maximum elements of rows that are reduced together in registers."""
 
 Sums = tuple[SsaValue, ...]
