@@ -291,6 +291,7 @@ def test_attention_is_a_group_even_if_there_is_no_time_for_others(target):
     (group,) = (group for group in groups if sum(p.op == "matmul" for p in group.body.primitives) == 2)
     assert (group.primitives, group.outputs) in report.needed
     assert not isinstance(AttentionProvider().offer(group, target), Refusal)
+    assert {str(type_) for type_ in group.input_types} >= {"f32[1,21,32]"}  # keys as they are stored
 
 
 @pytest.mark.parametrize("weights", [softmax, guarded])

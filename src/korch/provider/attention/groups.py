@@ -62,8 +62,8 @@ def attention_groups(graph: PrimitiveGraph, groups: Iterable[Group]) -> Iterator
         for end, (steps, first) in itertools.product(usable[:MOST_ENDS], ways):
             for begin in _begins(graph, around[first], first):
                 together = {*end.primitives, *middle, *steps, *begin.primitives}
-                stored = [_stored(graph, graph.primitives[p].inputs[1], number) for p in (first, second)]
-                for own in dict.fromkeys((frozenset(together), frozenset(together).union(*stored))):
+                sources = [_arranged(graph, graph.primitives[p].inputs[1], number) for p in (first, second)]
+                for own in dict.fromkeys((frozenset(together), frozenset(together).union(*sources))):
                     outputs = [graph.primitives[p].output for p in own]
                     if len(set(outputs)) == len(outputs):  # only one alternative computes each value
                         yield make_group(graph, own, end.outputs)
@@ -108,8 +108,8 @@ def _broadcasts(graph: PrimitiveGraph, value: int) -> frozenset[int]:
 _DEQUANTIZED = op("mul", op("cast", "q"), op("broadcast", "scale"))
 
 
-def _stored(graph: PrimitiveGraph, value: int, number: Mapping[int, int]) -> frozenset[int]:
-    """Return the primitives that compute keys or values from stored bytes and scales; an empty set if none do.
+def _arranged(graph: PrimitiveGraph, value: int, number: Mapping[int, int]) -> frozenset[int]:
+    """Return the primitives that arrange, repeat and dequantize stored keys or values.
 
     `number`: the number of each primitive by its id.
     """
@@ -118,10 +118,8 @@ def _stored(graph: PrimitiveGraph, value: int, number: Mapping[int, int]) -> fro
             return frozenset(number[id(primitive)] for primitive in match.used)
     for p in graph.producers[value]:
         primitive = graph.primitives[p]
-        if primitive.row.category in (Category.LAYOUT, Category.BROADCAST):
-            before = _stored(graph, primitive.inputs[0], number)
-            if before:
-                return before | {p}
+        if primitive.row.category in (Category.LAYOUT, Category.BROADCAST) and len(primitive.inputs) == 1:
+            return _arranged(graph, primitive.inputs[0], number) | {p}
     return frozenset()
 
 
