@@ -104,5 +104,5 @@ class Tuner:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            with process:  # closes its pipes and waits
+            with contextlib.suppress(BrokenPipeError), process:  # closes its pipes and waits
                 pass
