@@ -115,8 +115,7 @@ class LoadedJob:
         rng = np.random.default_rng(0)
         # One block of huge pages, like an executable's arena: with small pages it is random which parts of a
         # buffer map to the same set of a cache.
-        is_own = [buffer["same_as"] is None for buffer in spec["buffers"]]
-        sizes = [align_up(max(1, b["bytes"])) if own else 0 for b, own in zip(spec["buffers"], is_own, strict=True)]
+        sizes = [align_up(max(1, b["bytes"])) if b["same_as"] is None else 0 for b in spec["buffers"]]
         self.memory = aligned_bytes(sum(sizes))
         pointers: list[int] = []
         for buffer, size, end in zip(spec["buffers"], sizes, np.cumsum(sizes), strict=True):

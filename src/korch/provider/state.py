@@ -15,7 +15,7 @@ from korch.tile.llvm.constants import Constants
 
 
 class StateProvider:
-    """Writes rows into a state's own memory, which takes as long as writing them, or into a copy of any other value.
+    """Writes rows into the memory of a state; of any other value, into a copy of it.
 
     It is not registered as an entry point, because the executable must handle such offers specially. The
     meter of its target adds it.

@@ -71,8 +71,9 @@ def kept_type(dtype: DType, rank: int, axis: int, kept: DType | None) -> DType:
 
     `kept`: the type in which states of float32 are kept if possible; None for their own.
     """
-    is_kept = dtype is DType.F32 and kept is not None and not (kept is DType.I8 and axis == rank - 1)
-    return kept if is_kept and kept is not None else dtype
+    if dtype is not DType.F32 or kept is None or (kept is DType.I8 and axis == rank - 1):
+        return dtype
+    return kept
 
 
 def quantized(rows: Array) -> tuple[Array, Array]:

@@ -30,10 +30,9 @@ class OutputMemory:
                 block, unused = self._kept.pop(0)
             except IndexError:  # another thread has it
                 break
-            is_free = _references(block) == unused
-            found = block[:] if is_free else block
+            found = block[:] if _references(block) == unused else None  # before another thread can take the block
             self._kept.append((block, unused))
-            if is_free:
+            if found is not None:
                 return found
         block = aligned_bytes(size_bytes)
         unused = _references(block)

@@ -84,14 +84,10 @@ class StatefulModel:
 
         Behind them are the scales of states that are kept as bytes.
         """
-        scaled, found, scales = self.with_scales, list[tuple[Array, int]](), list[tuple[Array, int]]()
-        for k, state in enumerate(self.states):
-            tensor = self.inputs[state.input]
-            shape = tensor.shape(self.capacity, 0)
-            found.append((np.zeros(shape, self._kept(tensor, state.axis).numpy), state.axis))
-            if k in scaled:
-                scales.append((np.zeros((*shape[:-1], 1), np.float32), state.axis))
-        return found + scales
+        pairs = [(self.inputs[state.input], state.axis) for state in self.states]
+        found = [(np.zeros(t.shape(self.capacity, 0), self._kept(t, axis).numpy), axis) for t, axis in pairs]
+        rows = (found[k] for k in self.with_scales)
+        return found + [(np.zeros((*array.shape[:-1], 1), np.float32), axis) for array, axis in rows]
 
     def stored(self, states: Sequence[Array]) -> list[Array]:
         """Return what `memory` has for rows of each state."""

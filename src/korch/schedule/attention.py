@@ -21,12 +21,13 @@ from functools import cached_property
 from korch.candidate.candidate import Group
 from korch.primitive.types import DType
 from korch.ranges.live import count_of, rounded
-from korch.schedule.blocks import Blocked, arranged, cut, direct, factored, fill, flat, needed, spaced, store
+from korch.schedule.blocks import Blocked, arranged, cut, direct, factored, fill, flat, spaced, store
 from korch.schedule.contraction import Layouts, NotFusedError, extent
 from korch.schedule.heads import Attention, contractions_of, emit_score
 from korch.schedule.softmax import SoftmaxRows
 from korch.system.alignment import round_up
 from korch.tile.ir.index import ZERO, Expr, Ranges, add, constant, scale, var
+from korch.tile.ir.passes import needed
 from korch.tile.ir.program import (
     Accumulate,
     Apply,

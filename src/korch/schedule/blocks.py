@@ -12,7 +12,7 @@ from korch.ranges.live import blocks, count_of
 from korch.schedule.contraction import Axes, Contraction, Fusion, Layouts, NotFusedError, Packed
 from korch.system.alignment import ceil_div, round_up
 from korch.tile.ir.index import Expr, Ranges, add, bounds, quotient, remainder, scale, substitute, var, vector_step
-from korch.tile.ir.passes import map_indices
+from korch.tile.ir.passes import expressions_of, map_indices, needed
 from korch.tile.ir.program import (
     WIDENED,
     Apply,
@@ -205,20 +205,6 @@ def direct(ops: Sequence[TileOp], axes: Sequence[Axis], can_widen: bool) -> At |
     return At(load.buffer, load.index)
 
 
-def places_of(load: Load) -> list[Expr]:
-    """Return the index of a load and the expressions of its guards."""
-    return [load.index, *(guard.expr for guard in load.guards)]
-
-
-def needed(ops: Sequence[TileOp], *names: str) -> list[TileOp]:
-    """Return the operations that compute some values, in their order."""
-    used = set(names)
-    for op in reversed(ops):
-        if op.name in used:
-            used |= {*arguments_of(op)}
-    return [op for op in ops if op.name in used]
-
-
 def factored(ops: Sequence[TileOp], name: str, variable: str) -> tuple[str, Sequence[TileOp]]:
     """Return the value of which another one is a multiple, and what computes the factor from memory.
 
@@ -228,9 +214,8 @@ def factored(ops: Sequence[TileOp], name: str, variable: str) -> tuple[str, Sequ
     pairs = [last.arguments, last.arguments[::-1]] if isinstance(last, Apply) and last.op == "mul" else []
     for value, factor in pairs:
         own = needed(ops, factor)
-        loads = [op for op in own if isinstance(op, Load)]
-        is_same = not any(variable in place.variables for op in loads for place in places_of(op))
-        if loads and is_same and not any(isinstance(op, Select) for op in own):
+        is_same = not any(variable in expr.variables for op in own for expr in expressions_of(op))
+        if is_same and any(isinstance(op, Load) for op in own) and not any(isinstance(op, Select) for op in own):
             return value, own
     return name, ()
 

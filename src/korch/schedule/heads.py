@@ -10,7 +10,8 @@ from korch.primitive.types import DType
 from korch.ranges.live import blocks, count_of
 from korch.schedule.contraction import Contraction, Fusion, Layouts, NotFusedError, follow
 from korch.tile.ir.index import ZERO, Expr, add, scale, var
-from korch.tile.ir.program import Apply, Load, Select
+from korch.tile.ir.passes import expressions_of
+from korch.tile.ir.program import Apply
 from korch.tile.lower.emit import Emitter, Index
 
 
@@ -89,9 +90,7 @@ def _is_shared(fusion: Fusion, value: int, axis: int, size: int, share: int) -> 
         ranges |= {"outer": (0, size // share - 1), "inner": (0, share - 1)}
     emitter = fusion.emitter(ranges)
     emitter.value(value, tuple(index))
-    exprs = [op.index for op in emitter.ops if isinstance(op, Load)]
-    exprs += [guard.expr for op in emitter.ops if isinstance(op, Load | Select) for guard in op.guards]
-    return not any("inner" in expr.variables for expr in exprs)
+    return not any("inner" in expr.variables for op in emitter.ops for expr in expressions_of(op))
 
 
 def emit_score(emitter: Emitter, found: Attention, scores: Contraction, result: str) -> str:

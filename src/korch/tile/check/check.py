@@ -17,7 +17,7 @@ from korch.tile.check.accesses import accesses, accesses_of, accesses_of_choice
 from korch.tile.check.digits import ranges_of_axes
 from korch.tile.check.places import indices_stay_inside, tasks_do_not_race
 from korch.tile.ir.index import Expr, Ranges, Var, add, bounds, scale
-from korch.tile.ir.passes import turns_on
+from korch.tile.ir.passes import expressions_of, turns_on
 from korch.tile.ir.program import (
     WIDENED,
     Accumulate,
@@ -25,17 +25,14 @@ from korch.tile.ir.program import (
     Axis,
     Contract,
     Level,
-    Load,
     Loop,
     Panels,
     Pass,
     Product,
-    Select,
     Size,
     Split,
     Stage,
     Step,
-    TileOp,
     TileProgram,
     arguments_of,
     parts_of,
@@ -198,7 +195,7 @@ def names_are_bound(program: TileProgram) -> None:
             text = format_op(op)
             _require(bound.issuperset(arguments_of(op)), "a value is used before it is bound", text)
             _require(op.name not in bound, "a value is bound twice", text)
-            used_here = {v for expr in _expressions(op) for v in expr.variables}
+            used_here = {v for expr in expressions_of(op) for v in expr.variables}
             _require(used_here <= variables, "a variable is no loop", text)
             bound.add(op.name)
         for sink in step.sinks:
@@ -316,13 +313,6 @@ def _leaves(program: TileProgram) -> Iterator[tuple[Stage, tuple[Axis, ...], Pas
 
 def _passes(program: TileProgram) -> Iterator[tuple[Stage, Pass]]:
     return ((stage, step) for stage, _, step in _leaves(program) if isinstance(step, Pass))
-
-
-def _expressions(op: TileOp) -> Iterator[Expr]:
-    if isinstance(op, Load):
-        yield op.index
-    if isinstance(op, Load | Select):
-        yield from (guard.expr for guard in op.guards)
 
 
 def _require_size(size: Size, ranges: Ranges, name: str) -> None:

@@ -6,7 +6,24 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
 from korch.tile.ir.index import Expr
-from korch.tile.ir.program import Apply, At, Contract, Inside, Literal, Load, Pass, Select, Sink, TileOp
+from korch.tile.ir.program import Apply, At, Contract, Inside, Literal, Load, Pass, Select, Sink, TileOp, arguments_of
+
+
+def needed(ops: Sequence[TileOp], *names: str) -> list[TileOp]:
+    """Return the operations that compute some values, in their order."""
+    used = set(names)
+    for op in reversed(ops):
+        if op.name in used:
+            used.update(arguments_of(op))
+    return [op for op in ops if op.name in used]
+
+
+def expressions_of(op: TileOp) -> Iterator[Expr]:
+    """Yield the index of an operation, if it loads, and the expressions of its guards."""
+    if isinstance(op, Load):
+        yield op.index
+    if isinstance(op, Load | Select):
+        yield from (guard.expr for guard in op.guards)
 
 
 def turns_on(pass_: Pass, name: str) -> bool:

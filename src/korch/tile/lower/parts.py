@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from korch.tile.ir.index import Expr, Ranges, add, constant, substitute, turning_point, var
-from korch.tile.ir.passes import map_indices
+from korch.tile.ir.passes import map_indices, needed
 from korch.tile.ir.program import Apply, Axis, Inside, Literal, Load, Pass, Select, TileOp, arguments_of, holds
 from korch.tile.lower.loops import arrange
 
@@ -106,13 +106,7 @@ def _decided(pass_: Pass, ranges: Ranges) -> Pass:
                 assert_never(op)
         ops.append(op)
     sinks = tuple(dataclasses.replace(s, value=names.get(s.value, s.value)) for s in pass_.sinks)
-    needed = {sink.value for sink in sinks}
-    kept: list[TileOp] = []
-    for op in reversed(ops):
-        if op.name in needed:
-            kept.append(op)
-            needed.update(arguments_of(op))
-    return dataclasses.replace(pass_, ops=tuple(reversed(kept)), sinks=sinks)
+    return dataclasses.replace(pass_, ops=tuple(needed(ops, *(sink.value for sink in sinks))), sinks=sinks)
 
 
 def _open(guards: tuple[Inside, ...], ranges: Ranges) -> tuple[Inside, ...]:
