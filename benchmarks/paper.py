@@ -4,7 +4,6 @@
     python -m benchmarks.paper fission [--models candy,...]   figure 7: other engines given the primitives
     python -m benchmarks.paper blocks [--models norm,...]     figures 2 to 4, 8 to 10, 12 and 13: blocks of models
     python -m benchmarks.paper candidates                     table 2: primitives, candidates and seconds
-    python -m benchmarks.paper tvm [--models candy,...]       plans searched with and without TVM's kernels
                                [--budget S] [--rounds N] [--output FILE]
 
 Rows that a file of results has are not measured again. Engines are drawn in docs/assets, too (needs matplotlib).
@@ -41,7 +40,6 @@ from korch.cli.bench import bench
 from korch.fission import fission
 from korch.frontend import load_model
 from korch.inputs import random_inputs
-from korch.limits import SearchLimits
 from korch.options import Options
 from korch.pipeline import Run, run_until
 from korch.primitive.as_onnx import OnnxNodes
@@ -156,47 +154,11 @@ def of_candidates(name: str, args: Any, folder: Path) -> dict[str, Any]:
         }
 
 
-def of_tvm(name: str, args: Any, folder: Path) -> dict[str, Any]:
-    """Return the times of two plans in one comparison, one searched with TVM's kernels, with facts about both searches.
-
-    Both searches have the same budget and begin without measurements; TVM tunes for at most a half of it.
-    """
-    path = folder / "model.onnx"
-    path.write_bytes(build(name).SerializeToString())
-    row: dict[str, Any] = {"budget": args.budget}
-    runners = []
-    for label, seconds in (("without", 0.0), ("with", args.budget / 2)):
-        executable: Any = optimize(
-            path,
-            threads=args.threads,
-            budget=args.budget,
-            search=SearchLimits(tvm_seconds=seconds),
-            cache_folder=folder / label,
-            progress=False,
-        )
-        runners.append(RunnerSpec("korch", folder / f"{label}.korch", label))
-        executable.save(folder / f"{label}.korch")
-        steps, report = executable.plan.steps, executable.report
-        tuned = [step for step in steps if step.provider == "tvm"]
-        row[label] = {
-            "kernels": len(steps),
-            "kernels of TVM": len(tuned),
-            "share of TVM": round(sum(s.cost_ns for s in tuned) / sum(s.cost_ns for s in steps), 4),
-            "measured": report.timed_kernels,
-            "seconds": round(report.seconds, 1),
-            "tuning": [line for line in report.provider_reports if line.startswith("tvm: ")],
-        }
-        del executable, steps  # its weights and threads are not part of the comparison
-    settings = Settings(args.threads, args.rounds, subject="with")
-    return row | {"comparison": compare(runners, random_inputs(path), settings).to_json()}
-
-
 EXPERIMENTS: Mapping[str, tuple[Callable[[str, Any, Path], dict[str, Any]], tuple[str, ...]]] = {
     "fission": (of_fission, PAPER),
     "blocks": (of_plans, tuple(BLOCKS)),
     "whole": (of_whole, tuple(WHOLE)),
     "candidates": (of_candidates, PAPER),
-    "tvm": (of_tvm, ("candy", "segformer")),
 }
 """The experiments: what makes a row, and the names of all rows."""
 

@@ -35,11 +35,6 @@ ANY: Mapping[str, Sequence[str]] = {
         "report/profile.py",
         "runtime/",
     ),
-    "expressions and schedules of TVM, an extra without types": (
-        "provider/tvm/expressions.py",
-        "provider/tvm/lower.py",
-        "provider/tvm/worker.py",
-    ),
     "JSON that is written, or read and then checked": ("costs/rates.py", "measure/", "records/", "report/", "search/"),
     "an annotation is evaluated at run time: flags of options, names of attributes, names that are loaded late": (
         "__init__.py",
@@ -85,7 +80,6 @@ EXPRESSIONS: Mapping[str, Sequence[str]] = {
     "what another program printed: compilers, drivers, exporters, kernel files of the system, headers, metadata": (
         "cuda/compile_worker.py",
         "frontend/torch/trouble.py",
-        "provider/tvm/lower.py",
         "report/assembly.py",
         "system/",
     ),

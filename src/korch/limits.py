@@ -31,7 +31,6 @@ _RANGES: Ranges = {
     **dict.fromkeys(("patience", "seed"), (lambda value: value >= 0, "at least 0")),
     "range_factor": (lambda value: value >= 2, "at least 2"),
     "max_measured": (lambda value: value >= 0, "a share, at least 0"),
-    "tvm_seconds": (lambda value: value >= 0, "a number of seconds, at least 0"),
     "solver_seconds": (lambda value: value > 0, "a number of seconds greater than 0"),
     "gap": (lambda value: 0 <= value < 1, "a share, at least 0 and less than 1; 0.05 is 5 %"),
     "partition": (
@@ -83,7 +82,6 @@ class SearchLimits:
         batch: candidates measured between two checks of the deadline.
 
         groupings: other groupings reported per kernel.
-        tvm_seconds: seconds in which TVM, if it is installed, tunes kernels; 0: it makes none.
 
     Raises:
         OptionError: a value is out of range.
@@ -119,7 +117,6 @@ class SearchLimits:
     batch: int = 24
 
     groupings: int = 6
-    tvm_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self, _RANGES)

@@ -36,11 +36,6 @@ class Refusal:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Late(Refusal):
-    """A refusal for lack of time, which a later search does not repeat."""
-
-
 @dataclass(frozen=True)
 class Group:
     """A convex set of primitives.
@@ -204,11 +199,6 @@ class Candidate:
     def output_ports(self) -> tuple[tuple[int, Layout], ...]:
         """The outputs as (value, layout)."""
         return tuple(zip(self.group.outputs, self.offer.outputs, strict=True))
-
-    @property
-    def kind(self) -> str:
-        """The kind of its kernel for predictions of its time: loops are of one kind, whichever provider makes them."""
-        return "generated" if self.offer.is_loop_nest else self.provider
 
     @property
     def stored(self) -> Iterator[tuple[ValueType, Layout]]:

@@ -44,7 +44,7 @@ def features(candidate: Candidate, analysis: Analysis, target: Target) -> Featur
         target: the machine: its lanes, threads and caches.
     """
     group, offer = candidate.group, candidate.offer
-    found: dict[str, float] = {f"provider {candidate.kind}": 1.0}
+    found: dict[str, float] = {f"provider {candidate.provider}": 1.0}
     guess_ns = max(1.0, analysis.guess_ns)
     found["guess"] = math.log2(guess_ns)
     for name in ("near", "cold", "flop", "operations"):

@@ -47,10 +47,6 @@ CALIBRATION_LIMIT_S, CALIBRATION_SHARE = 5.0, 0.1
 three seconds on an idle machine, and much longer on a busy one."""
 
 
-OTHER_LOOPS = 1.05
-"""The factor for loops that another provider makes: without a measurement, a plan has those of Korch's generator, which
-need no tuning."""
-
 PACE_FACT = "pace-2"
 """The name in the database of the usual durations of work."""
 
@@ -139,14 +135,10 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         """
         is_cold = self.reads_weights_from_memory
         analyses = [analyse(candidate, self.calibration, is_cold=is_cold) for candidate in candidates]
-        found = [(analysis.guess_ns, SPREAD) for analysis in analyses]
-        if self.model is not None:
-            rows = [features(c, analysis, self.target) for c, analysis in zip(candidates, analyses, strict=True)]
-            found = self.model.predict(rows, [analysis.guess_ns for analysis in analyses])
-        return [
-            (ns if c.kind == c.provider else int(OTHER_LOOPS * ns), spread)
-            for c, (ns, spread) in zip(candidates, found, strict=True)
-        ]
+        if self.model is None:
+            return [(analysis.guess_ns, SPREAD) for analysis in analyses]
+        rows = [features(c, analysis, self.target) for c, analysis in zip(candidates, analyses, strict=True)]
+        return self.model.predict(rows, [analysis.guess_ns for analysis in analyses])
 
     def tails(self) -> Mapping[str, ScoreTail]:
         """Return the scores of the learned model's predictions, by provider; empty without a model."""

@@ -12,21 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from korch.candidate.candidate import Candidate, Late, Refusal
+from korch.candidate.candidate import Candidate, Refusal
 from korch.costs.calibrated import ScoreTail
 from korch.costs.rates import Rates
 from korch.measure.database import Database
 from korch.measure.pace import Pace
-from korch.measure.record import (
-    Failed,
-    FailureKind,
-    Measured,
-    Record,
-    confirmed,
-    is_lasting,
-    is_worth_retrying,
-    retried,
-)
+from korch.measure.record import Failed, Measured, Record, confirmed, is_lasting, is_worth_retrying, retried
 from korch.measure.uncompiled import Uncompiled
 from korch.options import Options
 from korch.provider.faults import Fault, Faults
@@ -254,8 +245,7 @@ class CandidateMeter(ABC, Generic[T, K]):
 
 
 def _refused(refusal: Refusal) -> Failed:
-    kind: FailureKind = "raised" if isinstance(refusal, Fault) else "late" if isinstance(refusal, Late) else "refused"
-    return Failed(kind, refusal.reason)
+    return Failed("raised" if isinstance(refusal, Fault) else "refused", refusal.reason)
 
 
 def _batches(candidates: Sequence[Candidate]) -> list[list[Candidate]]:

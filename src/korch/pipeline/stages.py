@@ -36,7 +36,6 @@ from korch.pipeline.results import Offered, Planned, Programs, Rewritten, SplitM
 from korch.pipeline.run import ENUMERATE_SHARE, Run, Template
 from korch.pipeline.served import search_sizes, time_as_served
 from korch.pipeline.transfer import transferred
-from korch.pipeline.tuned import add_tvm, keep_tuned
 from korch.primitive import reference
 from korch.primitive.check import check_graph
 from korch.primitive.gathers import gather_matrices
@@ -215,8 +214,6 @@ def collect_candidates(run: Run, split: SplitModel, alternatives: Rewritten) -> 
         if found:
             run.tell("candidates", found)
             deadline = run.build_deadline.less(1 - ENUMERATE_SHARE)
-        if run.masked is None and (tvm := add_tvm(meter, options, run.build_deadline, tunes=not ledger.is_replayed)):
-            run.resources.callback(tvm.close)
         tasks = prepare_all(partition, joined, meter, options, deadline)
     if run.masked is not None:
         tasks = time_as_served(tasks, joined, meter, run.masked.plan)
@@ -235,7 +232,6 @@ def orchestrate(run: Run, precision: Precision | None, alternatives: Rewritten, 
             return Planned(transferred(run, joined.graph, ledger, run.template))
         model = Segmented(alternatives.partition, joined, offered.tasks)
         outcome = search_plans(run, model, ledger, precision)
-        keep_tuned(offered.meter, ledger, outcome.plans.values())
         steps = outcome.plans[PlanName.SEARCHED]
         if run.keep is not None:
             run.keep(Template(joined.graph, steps))

@@ -27,7 +27,6 @@ _PACKAGES = (
     ("onnxruntime", "onnxruntime", "runs operators that have no fission rule; korch bench compares with it"),
     ("openvino", "openvino", "korch bench compares with it"),
     ("torch", "torch", "optimizes modules; korch bench compares with eager PyTorch and Inductor"),
-    ("tvm", "apache-tvm", "tunes kernels if SearchLimits.tvm_seconds asks for it"),
 )
 
 

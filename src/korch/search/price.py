@@ -55,10 +55,10 @@ def calibrated(ledger: Ledger, candidates: Sequence[Candidate]) -> Prices | None
     for candidate, (guess_ns, spread) in zip(candidates, predicted, strict=True):
         record = ledger.records.get(candidate.key)
         if isinstance(record, Measured) and not record.is_disturbed and guess_ns:
-            own.setdefault(candidate.kind, {})[candidate.key] = score(guess_ns, record.time_ns, spread)
+            own.setdefault(candidate.provider, {})[candidate.key] = score(guess_ns, record.time_ns, spread)
     margins = {kind: tail.margin(tuple(own.get(kind, {}).values())) for kind, tail in tails.items()}
     costs_ns = [
-        cost_ns if is_measured else max(cost_ns, bound_ns(guess_ns, spread, margins.get(c.kind, math.inf)))
+        cost_ns if is_measured else max(cost_ns, bound_ns(guess_ns, spread, margins.get(c.provider, math.inf)))
         for c, (guess_ns, spread), cost_ns, is_measured in zip(
             candidates, predicted, prices.costs_ns, prices.is_measured, strict=True
         )
