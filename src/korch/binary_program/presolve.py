@@ -7,11 +7,12 @@ replace it in every plan.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from korch.binary_program.problem import Port, Problem
 from korch.binary_program.verify import ready_order
 from korch.errors import InfeasibleError
+from korch.primitive.walks import reached
 
 Describe = Callable[[int], str]
 
@@ -24,17 +25,12 @@ def reachable_kernels(problem: Problem) -> frozenset[int]:
 def useful_kernels(problem: Problem) -> tuple[int, ...]:
     """Return the reachable kernels that some required port may need, in order."""
     reachable = reachable_kernels(problem)
-    waiting = [port for port in problem.required if not problem.is_given(port)]
-    wanted = set(waiting)
-    useful: set[int] = set()
-    while waiting:
-        for k in problem.producers.get(waiting.pop(), ()):
-            if k in reachable and k not in useful:
-                useful.add(k)
-                new = [port for port in problem.needs(k) if port not in wanted]
-                wanted.update(new)
-                waiting.extend(new)
-    return tuple(sorted(useful))
+
+    def makers(ports: Iterable[Port]) -> Iterator[int]:
+        return (k for port in ports for k in problem.producers.get(port, ()) if k in reachable)
+
+    required = (port for port in problem.required if not problem.is_given(port))
+    return tuple(sorted(reached(makers(required), lambda k: makers(problem.needs(k)))))
 
 
 def dominated_kernels(problem: Problem, costs_ns: Sequence[int], excluded: Collection[int] = ()) -> frozenset[int]:

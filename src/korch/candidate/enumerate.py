@@ -46,6 +46,7 @@ from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Category, OutputOfSeveral
 from korch.primitive.ops.opaque import OpaqueAttributes
+from korch.primitive.walks import depth_first
 from korch.system.deadline import Deadline
 
 MAX_POOLS = 2  # largest number of reductions over windows in a candidate
@@ -239,21 +240,10 @@ class _Space:
         """
         count = len(self.graph.primitives)
         solid, attached = [0] * count, [0] * count
-        done: set[int] = set()
-        for root in range(count):
-            stack = [root]
-            while stack:
-                p = stack[-1]
-                makers = self.attachment.makers(p)
-                waits = [q for q in makers if self.is_attached[q] and q not in done]
-                if waits and p not in done:
-                    stack.extend(waits)
-                    continue
-                stack.pop()
-                done.add(p)
-                for q in makers:
-                    solid[p] |= solid[q] if self.is_attached[q] else 1 << q
-                    attached[p] |= 1 << q | attached[q] if self.is_attached[q] else 0
+        for p in depth_first(range(count), lambda p: filter(self.is_attached.__getitem__, self.attachment.makers(p))):
+            for q in self.attachment.makers(p):
+                solid[p] |= solid[q] if self.is_attached[q] else 1 << q
+                attached[p] |= 1 << q | attached[q] if self.is_attached[q] else 0
         return solid, attached
 
     def _too_long(self, max_inputs: int) -> int | None:

@@ -23,6 +23,7 @@ from korch.primitive.ops.layout import (
     pad_source,
 )
 from korch.primitive.ops.reduce import PoolAttributes, ReduceAttributes
+from korch.primitive.walks import reached
 
 Point = tuple[int, ...]
 
@@ -98,25 +99,18 @@ def _offset(point: Point, shape: Sequence[int], layout: Layout) -> int:
 
 
 def _sources(body: PrimitiveGraph, value: int, first: Point, second: Point) -> Iterator[tuple[int, Point, Point]]:
-    """Yield the inputs that two elements of a value are computed from, with the elements that they need."""
-    waiting = [(value, first, second)]
+    """Return the inputs that two elements of a value are computed from, with the elements that they need."""
     inputs = {number for _, number in body.inputs}
-    seen = set()
-    while waiting:
-        entry = waiting.pop()
-        if entry in seen:
-            continue
-        seen.add(entry)
-        value, first, second = entry
-        if value in inputs:
-            yield entry
-            continue
-        for p in body.producers[value]:
-            primitive = body.primitives[p]
-            for source in dict.fromkeys(primitive.inputs):
-                one, other = (_needed(body, primitive, source, point) for point in (first, second))
+
+    def operands(entry: tuple[int, Point, Point]) -> Iterator[tuple[int, Point, Point]]:
+        value, *points = entry
+        for primitive in () if value in inputs else body.producing(value):
+            for source in primitive.inputs:
+                one, other = (_needed(body, primitive, source, point) for point in points)
                 if one is not None and other is not None:
-                    waiting.append((source, one, other))
+                    yield source, one, other
+
+    return (entry for entry in reached([(value, first, second)], operands) if entry[0] in inputs)
 
 
 def _needed(body: PrimitiveGraph, p: Primitive, source: int, point: Point) -> Point | None:

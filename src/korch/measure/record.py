@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 FailureKind = Literal["refused", "raised", "not compiled", "not created", "failed", "crashed", "hung", "killed", "late"]
 """The kinds of failures. "raised": the provider raised an error instead of building a kernel. "killed": the system
-ended the kernel's process or its compiler, most likely because memory ran out. "late": it was not made in time or not measured."""
+ended the kernel's process or its compiler, most likely because memory ran out. "late": it was not measured in time."""
 
 
 AGAIN = ", nor in an earlier session"

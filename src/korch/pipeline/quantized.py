@@ -23,6 +23,7 @@ from korch.equivalence.saturate import first_known, saturate
 from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
 from korch.primitive.lowering import MULTIPLIED, lower_products
 from korch.primitive.types import NARROW, DType
+from korch.primitive.walks import depth_first
 from korch.segments.choose import choose
 from korch.system.deadline import Deadline
 
@@ -82,23 +83,17 @@ def _numbered_in_order(graph: PrimitiveGraph) -> PrimitiveGraph:
     builder = GraphBuilder()
     values = {value: builder.input(name, graph.types[value]) for name, value in graph.inputs}
     makers = {primitive.output: p for p, primitive in enumerate(graph.primitives)}
-    waiting = list(
-        reversed([value for value in range(len(graph.types)) if value in makers or value in graph.constants])
-    )
-    while waiting:
-        value = waiting.pop()
-        if value in values:
-            continue
+
+    def operands(value: int) -> Sequence[int]:
+        return graph.primitives[makers[value]].inputs if value in makers else ()
+
+    for value in depth_first(range(len(graph.types)), operands):
         if value in graph.constants:
             values[value] = builder.constant(graph.constants[value].array)
-            continue
-        primitive, origin = graph.primitives[makers[value]], graph.origins[makers[value]]
-        missing = [v for v in primitive.inputs if v not in values]
-        if missing:
-            waiting += [value, *reversed(missing)]
-            continue
-        inputs = [values[v] for v in primitive.inputs]
-        values[value] = builder.add(primitive.op, inputs, primitive.attributes, origin=origin)
+        elif value in makers:
+            primitive, origin = graph.primitives[makers[value]], graph.origins[makers[value]]
+            inputs = [values[v] for v in primitive.inputs]
+            values[value] = builder.add(primitive.op, inputs, primitive.attributes, origin=origin)
     for name, value in graph.outputs:
         builder.output(name, values[value])
     return builder.freeze()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from korch.primitive.graph import Primitive, PrimitiveGraph
+from korch.primitive.walks import depth_first
 
 
 def number_body(
@@ -25,24 +26,14 @@ def number_body(
     constant is part of the body; otherwise it is an input.
     """
     producer = {graph.primitives[p].output: p for p in primitives}
-    number: dict[int, int] = {}
-    chosen: list[int] = []
-    inputs: list[int] = []
-    stack = [(value, False) for value in reversed(outputs)]
-    while stack:
-        value, is_ready = stack.pop()
-        if value in number:
-            continue
-        p = producer.get(value)
-        if p is not None and not is_ready:
-            stack.append((value, True))
-            stack.extend((v, False) for v in reversed(graph.primitives[p].inputs))
-            continue
-        number[value] = len(number)
-        if p is not None:
-            chosen.append(p)
-        elif value not in graph.constants or not is_inside(value):
-            inputs.append(value)
+
+    def operands(value: int) -> Sequence[int]:
+        return graph.primitives[producer[value]].inputs if value in producer else ()
+
+    number = {value: n for n, value in enumerate(depth_first(outputs, operands))}
+    chosen = [producer[value] for value in number if value in producer]
+    others = (value for value in number if value not in producer)
+    inputs = [value for value in others if value not in graph.constants or not is_inside(value)]
     read = set(inputs)
     body = PrimitiveGraph(
         types=tuple(graph.types[value] for value in number),

@@ -23,6 +23,7 @@ from korch.primitive.constant_memo import once_per_array, protect
 from korch.primitive.op import Array, Attributes, Category, Op, OutputOfSeveral, TypeMismatchError, require_arity
 from korch.primitive.ops import OPS
 from korch.primitive.types import DType, ValueId, ValueType
+from korch.primitive.walks import reached
 
 A = TypeVar("A", bound=Attributes)
 B = TypeVar("B", bound=Attributes)
@@ -414,14 +415,12 @@ class GraphBuilder:
         )
 
     def _live(self, produced: Mapping[int, list[tuple[Primitive, str]]]) -> set[int]:
-        live: set[int] = {self.find(value) for value in self._inputs.values()}
-        todo: list[int] = [self.find(value) for value in self._outputs.values()]
-        while todo:
-            value = todo.pop()
-            if value not in live:
-                live.add(value)
-                todo.extend(v for p, _ in produced.get(value, ()) for v in p.inputs)
-        return live
+        def operands(value: int) -> Iterator[int]:
+            return (v for p, _ in produced.get(value, ()) for v in p.inputs)
+
+        inputs: set[int] = {self.find(value) for value in self._inputs.values()}
+        outputs: list[int] = [self.find(value) for value in self._outputs.values()]
+        return inputs.union(reached(outputs, operands))
 
     def _is_given(self, value: int) -> bool:
         return value in self._constants or any(self.find(v) == value for v in self._inputs.values())

@@ -14,6 +14,7 @@ from korch.primitive.graph import Constant, GraphBuilder, Primitive, PrimitiveGr
 from korch.primitive.op import NONE, Category
 from korch.primitive.ops.elementwise import CastAttributes, as_tf32
 from korch.primitive.types import DType, ValueType
+from korch.primitive.walks import reached
 
 MOVES = (Category.LAYOUT, Category.BROADCAST)
 
@@ -98,20 +99,13 @@ class _Conversion:
     def _narrow(self) -> set[int]:
         """Return the float32 values that a linear primitive writes, or reads directly or through moves."""
         graph = self.graph
-        found: set[int] = set()
-        waiting: list[int] = []
-        for primitive in graph.primitives:
-            if primitive.row.category is Category.LINEAR:
-                waiting += [*primitive.inputs, primitive.output]
-        while waiting:
-            value = waiting.pop()
-            if value in found or graph.types[value].dtype is not DType.F32:
-                continue
-            found.add(value)
-            for p in graph.producers[value]:
-                if graph.primitives[p].row.category in MOVES:
-                    waiting += graph.primitives[p].inputs
-        return found
+
+        def moved(value: int) -> list[int]:
+            moves = (p for p in graph.producing(value) if p.row.category in MOVES)
+            return [v for p in moves for v in p.inputs if graph.types[v].dtype is DType.F32]
+
+        ends = (v for p in graph.linear for v in (*p.inputs, p.output) if graph.types[v].dtype is DType.F32)
+        return set(reached(ends, moved))
 
     def _identities(self, ends: set[int]) -> dict[int, int]:
         """Return the results of casts whose operand now has the same type, each mapped to the operand."""

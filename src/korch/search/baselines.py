@@ -16,6 +16,7 @@ from korch.measure.meter import NEVER
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Attributes, Category
 from korch.primitive.types import ValueType
+from korch.primitive.walks import reached
 from korch.search.instance import Instance
 from korch.search.ledger import Ledger
 from korch.search.result import PlanName
@@ -168,13 +169,7 @@ def is_fused_by_rules(candidate: Candidate) -> bool:
     if len(body.linear) != 1:
         return candidate.provider == "attention"
     makers = {one.output: one for one in body.primitives}
-    before: set[int] = set()
-    waiting = list(body.linear[0].inputs)
-    while waiting:
-        value = waiting.pop()
-        if value in makers and value not in before:
-            before.add(value)
-            waiting += makers[value].inputs
+    before = reached(body.linear[0].inputs, lambda value: makers[value].inputs if value in makers else ())
     others = [one for one in body.primitives if one is not body.linear[0]]
     return all(
         one.row.category in UNCOUNTED if one.output in before else one.row.category is not Category.REDUCE

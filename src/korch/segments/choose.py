@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from korch.equivalence.rule import rule_of
 from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.walks import depth_first, reached
 
 SWEEPS = 8  # how often the choice of one alternative per value is repeated over all values
 
@@ -65,7 +66,7 @@ class _Search:
         self._choose_known([not rule_of(origin) for origin in graph.origins] or everything)
         self._choose_known(everything)
         for value in dict.fromkeys(value for _, value in graph.outputs):
-            self._need(value)
+            self._count(value, 1)
         self.choose_for_unused()
 
     def _choose_known(self, allowed: list[bool]) -> None:
@@ -169,56 +170,29 @@ class _Search:
         """Choose another alternative for a value in use; return the change of the sum."""
         before, self.chosen[value] = self.chosen[value], p
         added = self.costs[p] - self.costs[before]
-        added += sum(self._need(v) for v in self.reads[p])
-        return added - sum(self._spare(v) for v in self.reads[before])
+        added += sum(self._count(v, 1) for v in self.reads[p])
+        return added - sum(self._count(v, -1) for v in self.reads[before])
 
-    def _need(self, root: int) -> int:
-        added, waiting = 0, [root]
+    def _count(self, root: int, change: int) -> int:
+        """Count one reader more (1) or less (-1) of a value; return what is then needed, or needed no more."""
+        total, waiting = 0, [root]
         while waiting:
             value = waiting.pop()
-            self.needed[value] += 1
-            if self.needed[value] == 1 and value not in self.graph.given:
-                added += self.costs[self.chosen[value]]
+            self.needed[value] += change
+            if self.needed[value] == max(change, 0) and value not in self.graph.given:
+                total += self.costs[self.chosen[value]]
                 waiting += self.reads[self.chosen[value]]
-        return added
-
-    def _spare(self, root: int) -> int:
-        spared, waiting = 0, [root]
-        while waiting:
-            value = waiting.pop()
-            self.needed[value] -= 1
-            if self.needed[value] == 0 and value not in self.graph.given:
-                spared += self.costs[self.chosen[value]]
-                waiting += self.reads[self.chosen[value]]
-        return spared
+        return total
 
     def _is_sound(self, value: int) -> bool:
         """Whether the chosen computation of a value does not depend on the value itself."""
-        seen: set[int] = set()
-        waiting = list(self.reads[self.chosen[value]])
-        while waiting:
-            v = waiting.pop()
-            if v == value:
-                return False
-            if v not in seen and v not in self.graph.given:
-                seen.add(v)
-                waiting += self.reads[self.chosen[v]]
-        return True
+        return value not in reached(self._operands(value), self._operands)
+
+    def _operands(self, value: int) -> list[int]:
+        """Return what the chosen computation of a value reads, without the inputs and constants of the model."""
+        return [v for v in self.reads[self.chosen[value]] if v not in self.graph.given]
 
     def in_order(self) -> list[int]:
         """Return the chosen primitives that are needed, in running order; new ones come right before their reader."""
-        placed: dict[int, None] = {}
-        for root in sorted(self.chosen):
-            stack = [root] if self.needed[root] else []
-            while stack:
-                p = self.chosen.get(stack[-1])
-                missing = (
-                    () if p is None else [v for v in self.reads[p] if v in self.chosen and self.chosen[v] not in placed]
-                )
-                if missing:
-                    stack += reversed(missing)
-                    continue
-                stack.pop()
-                if p is not None:
-                    placed.setdefault(p)
-        return list(placed)
+        roots = (value for value in sorted(self.chosen) if self.needed[value])
+        return [self.chosen[value] for value in depth_first(roots, self._operands)]

@@ -9,12 +9,13 @@ equal is decided by comparison, in `block.py`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from korch.primitive.body import number_body
-from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.text import format_attributes
+from korch.primitive.walks import depth_first
 
 
 @dataclass(frozen=True)
@@ -38,43 +39,24 @@ def extract(graph: PrimitiveGraph, primitives: Iterable[int], outputs: Sequence[
     computed by one of the primitives.
     """
     members = tuple(primitives)
-    colours = _Colours(graph, {graph.primitives[p].output: p for p in members})
-    ordered = sorted(outputs, key=colours.of)  # equal ones stay in the model's order
+    digests = _digests(graph, {(p := graph.primitives[n]).output: p for n in members}, outputs)
+    ordered = sorted(outputs, key=digests.__getitem__)  # equal ones stay in the model's order
     return Segment(*number_body(graph, members, ordered), price_bytes)
 
 
-class _Colours:
-    """Hashes of all that values depend on within a segment, except for the elements of weights."""
+def _digests(graph: PrimitiveGraph, makers: Mapping[int, Primitive], outputs: Sequence[int]) -> dict[int, bytes]:
+    """Return hashes of all that values depend on within a segment, except for the elements of weights."""
 
-    def __init__(self, graph: PrimitiveGraph, producer: dict[int, int]) -> None:
-        self.graph = graph
-        self.producer = producer
-        self.found: dict[int, bytes] = {}
+    def operands(value: int) -> Sequence[int]:
+        return makers[value].inputs if value in makers else ()
 
-    def of(self, root: int) -> bytes:
-        stack = [root]
-        while stack:
-            value = stack[-1]
-            inputs = self._inputs(value)
-            if missing := [v for v in inputs if v not in self.found]:
-                stack.extend(missing)
-                continue
-            stack.pop()
-            if value not in self.found:
-                parts = [self._own(value).encode(), *(self.found[v] for v in inputs)]
-                self.found[value] = hashlib.sha256(b"|".join(parts)).digest()
-        return self.found[root]
-
-    def _inputs(self, value: int) -> tuple[int, ...]:
-        p = self.producer.get(value)
-        return () if p is None else self.graph.primitives[p].inputs
-
-    def _own(self, value: int) -> str:
-        type_ = self.graph.types[value]
-        if value in self.producer:
-            primitive = self.graph.primitives[self.producer[value]]
-            return f"{type_} {primitive.op}{format_attributes(primitive.attributes)}"
-        constant = self.graph.constants.get(value)
-        if constant is None:
-            return f"{type_} input"
-        return f"{type_} {constant.digest if constant.is_uniform else 'constant'}"
+    found: dict[int, bytes] = {}
+    for value in depth_first(outputs, operands):
+        constant, kind = graph.constants.get(value), "input"
+        if value in makers:
+            kind = f"{makers[value].op}{format_attributes(makers[value].attributes)}"
+        elif constant is not None:
+            kind = constant.digest if constant.is_uniform else "constant"
+        parts = [f"{graph.types[value]} {kind}".encode(), *(found[v] for v in operands(value))]
+        found[value] = hashlib.sha256(b"|".join(parts)).digest()
+    return found

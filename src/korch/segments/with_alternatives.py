@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.text import format_attributes
+from korch.primitive.walks import reached
 from korch.segments.choose import choose
 from korch.segments.cut import choose_cuts, constant_primitives, copied_primitives
 from korch.segments.segment import Segment, extract, whole_segment
@@ -128,19 +129,14 @@ class Regions:
 
     def _between(self, segment: Segment, known: set[int]) -> list[int]:
         """Return the primitives that can contribute to a segment's outputs."""
-        seen = {segment.values[v] for _, v in segment.graph.inputs}
-        waiting = [segment.values[v] for _, v in segment.graph.outputs]
-        found = []
-        while waiting:
-            value = waiting.pop()
-            if value in seen:
-                continue
-            seen.add(value)
-            for p in self.graph.producers[value]:
-                if known.issuperset(self.reads[p]):
-                    found.append(p)
-                    waiting += self.reads[p]
-        return sorted(found)
+        inputs = {segment.values[v] for _, v in segment.graph.inputs}
+
+        def computing(values: Iterable[int]) -> list[int]:
+            makers = (p for value in values if value not in inputs for p in self.graph.producers[value])
+            return [p for p in makers if known.issuperset(self.reads[p])]
+
+        outputs = (segment.values[v] for _, v in segment.graph.outputs)
+        return sorted(reached(computing(outputs), lambda p: computing(self.reads[p])))
 
 
 def _widened(graph: PrimitiveGraph, segment: Segment, primitives: Iterable[int]) -> Segment:

@@ -15,6 +15,7 @@ from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Category
 from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
 from korch.primitive.types import DType
+from korch.primitive.walks import reached
 
 PRODUCTS, PRIMITIVES = 3, 30  # most products, and most primitives, in a group
 
@@ -99,14 +100,8 @@ def _is_private(graph: PrimitiveGraph, value: int, chosen: dict[int, int]) -> bo
 def _reads_itself(graph: PrimitiveGraph, found: tuple[int, ...], chosen: dict[int, int]) -> bool:
     """Return whether an input of a group is computed from a value that the group computes."""
     inputs = {v for p in found for v in graph.primitives[p].inputs if v not in chosen}
-    seen, waiting = set[int](), [*inputs]
-    while waiting:
-        value = waiting.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        if value in chosen:
-            return True
-        for p in graph.producers[value][:1]:
-            waiting += graph.primitives[p].inputs
-    return False
+
+    def operands(value: int) -> list[int]:
+        return [v for p in graph.producers[value][:1] for v in graph.primitives[p].inputs]
+
+    return not chosen.keys().isdisjoint(reached(inputs, operands))

@@ -15,7 +15,7 @@ out. Each grouping is a complete plan, whose cost is that of the plan, minus the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from korch.binary_program.problem import Port, Problem
@@ -23,11 +23,13 @@ from korch.binary_program.solve import solve
 from korch.candidate.candidate import Candidate
 from korch.errors import InfeasibleError
 from korch.options import Options
+from korch.primitive.walks import depth_first, reached
 from korch.search.baselines import kernel_size
 from korch.search.instance import Instance
 from korch.system.deadline import Deadline
 
 GROUPING_SECONDS = 1.0  # time of the solve for one grouping
+MISSING = -1  # stands for the kernel that writes a port if there is none
 
 logger = logging.getLogger("korch.orchestrate")
 
@@ -124,21 +126,17 @@ def _taken_apart(
         return ()
     there = problem.given | swapper.ports_without(k)
     required = tuple(port for port in own.outputs if port in swapper.read)
-    waiting = [port for port in required if port not in there]
-    wanted = set(waiting)
-    near: set[int] = set()  # the kernels that may be needed to compute the required ports
-    while waiting:
-        for i in problem.producers.get(waiting.pop(), ()):
-            is_same = (problem.kernels[i].steps, _values(problem, i)) == (own.steps, _values(problem, k))
-            if i in near or is_same or not (allowed is None or i in allowed):
-                continue
-            near.add(i)
-            new = [port for port in problem.needs(i) if port not in there and port not in wanted]
-            wanted.update(new)
-            waiting.extend(new)
-    if not near:
+
+    def is_other(i: int) -> bool:
+        is_same = (problem.kernels[i].steps, _values(problem, i)) == (own.steps, _values(problem, k))
+        return not is_same and (allowed is None or i in allowed)
+
+    def makers(ports: Iterable[Port]) -> Iterator[int]:
+        return (i for port in ports if port not in there for i in problem.producers.get(port, ()) if is_other(i))
+
+    usable = sorted(reached(makers(required), lambda i: makers(problem.needs(i))))
+    if not usable:
         return ()
-    usable = sorted(near)
     part = replace(problem, kernels=tuple(problem.kernels[i] for i in usable), required=required, given=there)
     try:
         plan = solve(part, seconds=GROUPING_SECONDS, limits=options.search)
@@ -234,25 +232,13 @@ class _Swapper:
 
     def _needed(self, makers: dict[Port, int]) -> set[int] | None:
         """Return the kernels that the required ports need; None if one is missing or depends on itself."""
-        needed: set[int] = set()
-        open_: set[int] = set()
-        stack: list[tuple[Port | int, bool]] = [(port, False) for port in self.problem.required]
-        while stack:
-            item, is_done = stack.pop()
-            if is_done:
-                open_.discard(item)
-                continue
-            if isinstance(item, Port):
-                if self.problem.is_given(item):
-                    continue
-                maker = makers.get(item)
-                if maker is None or maker in open_:
-                    return None
-                item = maker
-            if item in needed:
-                continue
-            needed.add(item)
-            open_.add(item)
-            stack.append((item, True))
-            stack.extend((port, False) for port in self.problem.needs(item))
-        return needed
+
+        def writing(ports: Iterable[Port]) -> list[int]:
+            return [makers.get(port, MISSING) for port in ports if not self.problem.is_given(port)]
+
+        def before(k: int) -> list[int]:
+            return writing(self.problem.needs(k)) if k != MISSING else []
+
+        place = {k: i for i, k in enumerate(depth_first(writing(self.problem.required), before))}
+        is_cyclic = any(place[other] >= place[k] for k in place for other in before(k))
+        return None if MISSING in place or is_cyclic else set(place)
