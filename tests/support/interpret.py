@@ -6,9 +6,10 @@ The process must have TRITON_INTERPRET=1 in its environment before Triton is imp
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -76,7 +77,8 @@ def run_launches(launches: Sequence[Launch], memory: Sequence[Sequence[Memory]],
     functions = [getattr(module, launch.symbol) for launch in launches]
     if not all(isinstance(function, InterpretedFunction) for function in functions):
         raise ValueError("set TRITON_INTERPRET=1 before Triton is imported")
-    with _quick_interpreter(), np.errstate(all="ignore"):
+    _quicken()
+    with np.errstate(all="ignore"):
         for launch, function, buffers in zip(launches, functions, memory, strict=True):
             with _checked_waits(launch, early or Early(lambda: None)), _checked_addresses(buffers):
                 Executor(function.rewrite(), function.arg_names, (launch.grid,))(*_pointers(launch, buffers))
@@ -193,54 +195,38 @@ def _pointers(launch: Launch, buffers: Sequence[Memory]) -> list[Any]:
     return found
 
 
-@contextmanager
-def _quick_interpreter() -> Iterator[None]:
-    """Make the interpreter faster, and let it accept all precisions of products.
+@cache
+def _quicken() -> None:
+    """Make the interpreter faster, for as long as the process runs, and let it accept all precisions of products.
 
     The interpreter replaces the language's functions in every call of one of our functions; here this is
-    done once for each module. It checks for integer overflows, which it reports in debug mode only; here
+    done once. It checks for integer overflows, which it reports in debug mode only; here
     it checks in debug mode only. It multiplies float32 in the same way for every precision, but rejects
-    some precisions. It finds the types of shapes and numbers anew for each operation; here they are remembered.
+    some precisions. It makes the types of shapes and numbers anew for each operation; here they are remembered.
     """
     from triton import language
     from triton.runtime import interpreter
 
-    replaced = ExitStack()
-    seen: set[int] = set()
-    patch_language, nothing = interpreter._patch_lang, interpreter._LangPatchScope()
-
-    def patch_once(function: Any) -> Any:
-        if id(function.__globals__) not in seen:
-            replaced.callback(patch_language(function).restore)
-            # Since NumPy 2.4 the interpreter's own conversion to an integer fails with arrays of one element.
-            replaced.enter_context(patch.object(language.tensor, "__index__", lambda t: t.handle.data.item()))
-            seen.add(id(function.__globals__))
-        return nothing
-
-    numbers = _remembered(interpreter._get_np_dtype, lambda dtype: dtype.name)
-    shapes = _remembered(language.core._type_for_tuple_values, _sizes)
-    builder = interpreter.interpreter_builder
+    core, builder = language.core, interpreter.interpreter_builder
+    interpreter._patch_lang(SimpleNamespace(__globals__={"language": language, "core": core}))
+    setattr(interpreter, "_patch_lang", lambda _: interpreter._LangPatchScope())  # noqa: B010 - mypy knows no types
+    # Since NumPy 2.4 the interpreter's own conversion to an integer fails with arrays of one element.
+    core.tensor.__index__ = lambda tensor: tensor.handle.data.item()
     precisions = (*builder.options.allowed_dot_input_precisions, "bf16x6")
-    options = replace(builder.options, sanitize_overflow=builder.options.debug, allowed_dot_input_precisions=precisions)
-    with (
-        replaced,
-        patch.object(interpreter, "_patch_lang", patch_once),
-        patch.object(interpreter, "_get_np_dtype", numbers),
-        patch.object(language.core, "_type_for_tuple_values", shapes),
-        patch.object(interpreter.ReduceOps, "generic_reduce", _reduce),
-        patch.object(builder, "options", options),
-    ):
-        yield
+    builder.options = replace(
+        builder.options, sanitize_overflow=builder.options.debug, allowed_dot_input_precisions=precisions
+    )
+    interpreter.ReduceOps.generic_reduce = _reduce
+    interpreter._get_np_dtype = _remembered(interpreter._get_np_dtype, lambda dtype: dtype.name)
+    _remember_blocks(core)
 
 
 def _remembered(function: Callable[..., Any], key: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that remembers its results by a key of its arguments, where there is one."""
+    """Return a function that remembers its results by a key of its arguments."""
     known: dict[Any, Any] = {}
 
     def found(*args: Any) -> Any:
         name = key(*args)
-        if name is None:
-            return function(*args)
         if name not in known:
             known[name] = function(*args)
         return known[name]
@@ -248,10 +234,25 @@ def _remembered(function: Callable[..., Any], key: Callable[..., Any]) -> Callab
     return found
 
 
-def _sizes(values: Sequence[Any], fields: Any = None) -> tuple[Any, ...] | None:
-    """Return the sizes of a shape; None for other tuples."""
-    found = tuple(getattr(value, "value", None) for value in values)
-    return found if fields is None and all(type(size) is int for size in found) else None
+def _remember_blocks(core: Any) -> None:
+    """Let types of blocks and their tensors share what follows from the same sizes and type of elements."""
+    make_block, known = core.block_type.__init__, {}
+    none = core.tuple([]), core.constexpr(1)
+
+    def block(self: Any, element: Any, shape: Any) -> None:
+        key = element.name, *(getattr(size, "value", size) for size in shape)
+        if key not in known:
+            make_block(self, element, shape)
+            self.of_tensor = core.tuple([core.constexpr(size) for size in self.shape]), core.constexpr(self.numel)
+            known[key] = {**vars(self)}
+        vars(self).update(known[key])
+        self.element_ty = element
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = type.of_tensor if type.is_block() else none
+
+    core.block_type.__init__, core.tensor.__init__ = block, tensor
 
 
 def _reduce(self: Any, tensors: Sequence[Any]) -> list[Any]:
