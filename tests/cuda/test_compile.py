@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
@@ -201,7 +203,7 @@ def test_variants_use_the_instructions_of_hopper(compiler, variant, instruction)
         (launch,) = TritonProductProvider().build(group, offer, target).launches
         cubin = compiler.compile([launch])[launch.symbol]
         assert isinstance(cubin, Cubin), cubin
-        assert re.search(instruction, disassembled(cubin.image))
+        assert re.search(instruction, *disassembled(cubin.image))
 
 
 def test_rounded_factors_are_multiplied_from_where_they_were_copied_to(compiler):
@@ -216,7 +218,7 @@ def test_rounded_factors_are_multiplied_from_where_they_were_copied_to(compiler)
         (launch,) = TritonProductProvider().build(each, offer, target).launches
         cubin = compiler.compile([launch])[launch.symbol]
         assert isinstance(cubin, Cubin), cubin
-        text = disassembled(cubin.image)
+        (text,) = disassembled(cubin.image)
         assert re.search(r"HGMMA\.\w+\.F32\.TF32", text)
         fences.append(len(re.findall("FENCE.VIEW.ASYNC", text)))
     assert fences[0] == 0 < fences[1]
@@ -228,7 +230,8 @@ def test_the_last_program_sees_what_the_others_stored(compiler):
     (launch,) = TritonProductProvider().build(group, offer, target).launches
     cubin = compiler.compile([launch])[launch.symbol]
     assert isinstance(cubin, Cubin), cubin
-    assert re.search(r"BAR\.SYNC.*MEMBAR.*GPU.*ATOMG.*CCTL\.IVALL.*BAR\.SYNC", disassembled(cubin.image), re.DOTALL)
+    (text,) = disassembled(cubin.image, arch=compiler.arch)
+    assert re.search(r"BAR\.SYNC.*MEMBAR.*GPU.*ATOMG.*CCTL\.IVALL.*BAR\.SYNC", text, re.DOTALL)
 
 
 def test_rows_of_a_depthwise_convolution_share_loads(compiler):
@@ -242,7 +245,7 @@ def test_rows_of_a_depthwise_convolution_share_loads(compiler):
             cubin = compiler.compile([launch])[launch.symbol]
             assert isinstance(cubin, Cubin) and cubin.spill_bytes == 0, cubin
             threads = launch.grid * launch.warps * 32
-            count = len(re.findall(r"\sLDG\b", disassembled(cubin.image)))
+            count = len(re.findall(r"\sLDG\b", *disassembled(cubin.image, arch=compiler.arch)))
             loads[offer.variant, offer.inputs[0].is_plain] = count * threads / group.output_types[0].size
     for is_plain in (True, False):
         assert loads["direct 4 of 256x1w4s0", is_plain] < 0.6 * loads["direct", is_plain]
@@ -272,31 +275,31 @@ def test_functions_take_few_instructions(compiler, provider, group, variant, ins
     (launch,) = provider.build(group, offer, target).launches
     cubin = compiler.compile([launch])[launch.symbol]
     assert isinstance(cubin, Cubin), cubin
-    text = disassembled(cubin.image)
+    (text,) = disassembled(cubin.image, arch=compiler.arch)
     count = len(re.findall(rf"\s(?:{instruction})\b", text))
     assert 0 < count <= most * len(re.findall(r"MUFU\.EX2", text))
 
 
-@pytest.fixture(scope="module")
-def instructions(compiler):
-    """Return the instructions of each kind of kernel in a form that may begin early."""
-    if compiler.arch != 90:
-        pytest.skip("kernels begin early on Hopper and newer devices")
-    target, group, launches = NOMINAL[90], product("f16[128,768]", "f16[768,768]"), []
+def early_launches():
+    """Return launches of every kind in a form that may begin early."""
+    target, group = NOMINAL[90], product("f16[128,768]", "f16[768,768]")
     joined = next(o for o in TritonProductProvider().offer(group, target) if "q" in o.variant.split(" ")[0])
     for kernel in (*sample(target), TritonProductProvider().build(group, joined, target)):
         for launch in kernel.launches:
             kinds = ["constant" if i == 1 else "arena" for i in range(max(launch.arguments) + 1)]
-            launches.append(begun_early(launch, [BufferRecord(kind, 0, 1 << 20) for kind in kinds]))
+            yield begun_early(launch, [BufferRecord(kind, 0, 1 << 20) for kind in kinds])
+
+
+def sass(compiler, launches):
+    """Return the names of the instructions of each launch."""
+    if compiler.arch != 90:
+        pytest.skip("kernels begin early on Hopper and newer devices")
     found = compiler.compile(launches)
-    assert len(found) > 15
-    return {launch: sass(found[launch.symbol]) for launch in launches}
-
-
-def sass(cubin):
-    assert isinstance(cubin, Cubin), cubin
-    lines = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(\w\S*)", disassembled(cubin.image))
-    return [line if line == PREFETCH else line.split(".")[0] for line in lines]
+    cubins = [found[launch.symbol] for launch in launches]
+    assert all(isinstance(cubin, Cubin) for cubin in cubins), cubins
+    texts = disassembled(*(cubin.image for cubin in cubins))
+    names = (re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(\w\S*)", text) for text in texts)
+    return [[name if name == PREFETCH else name.split(".")[0] for name in each] for each in names]
 
 
 PREFETCH = "CCTL.E.PF2"
@@ -314,40 +317,55 @@ def waits_first(names):
     return not (GLOBAL | JUMPS) & {*before} and bool(GLOBAL & {*after}) and before.count("PREEXIT") == 1
 
 
-def test_every_kind_of_kernel_waits_before_it_touches_memory(instructions):
-    for launch, names in instructions.items():
+def test_every_kind_of_kernel_waits_before_it_touches_memory(compiler):
+    launches = list({launch.symbol: launch for launch in early_launches()}.values())
+    instructions = sass(compiler, launches)
+    assert len(instructions) > 15
+    for launch, names in zip(launches, instructions, strict=True):
         assert waits_first(names), launch.source
         assert (PREFETCH in names[: names.index("ACQBULK")]) is ("f.prefetch(" in launch.source)
         assert PREFETCH not in names[names.index("ACQBULK") :]
-    assert any("ATOMG" in names for names in instructions.values())
-    assert sum("f.prefetch(" in launch.source for launch in instructions) > 10
+    assert any("ATOMG" in names for names in instructions)
+    assert sum("f.prefetch(" in launch.source for launch in launches) > 10
 
 
-def test_a_wait_that_is_too_late_is_found_out(instructions, compiler):
+def test_a_wait_that_is_too_late_is_found_out(compiler):
     late = []
     for number, text in enumerate(("tl.store(p_o0, 1.0)", "if pid > 3:\n        tl.store(p_o0, 1.0)")):
         launch = simple(f"pid = tl.program_id(0)\n    f.begin_next()\n    {text}\n    f.wait_for_earlier()")
         source = launch.source + "    tl.store(p_o0, tl.load(p_i0))\n"
         late.append(replace(launch, symbol=f"late{number}", source=source.replace(launch.symbol, f"late{number}")))
-    found = compiler.compile(late)
-    assert not any(waits_first(sass(found[launch.symbol])) for launch in late)
+    assert not any(map(waits_first, sass(compiler, late)))
 
 
-def test_a_kernel_compiles_for_an_older_device_without_the_lines(instructions, tmp_path):
-    older = CubinCompiler(80, tmp_path, workers=1)
-    launch = next(launch for launch in instructions if "f.prefetch(" in launch.source)
-    try:
-        plain = replace(launch, source=without_early(launch.source))
-        assert isinstance(older.compile([plain])[launch.symbol], Cubin)
-    finally:
-        older.close()
+def test_a_kernel_compiles_for_an_older_device_without_the_lines(compiler):
+    if compiler.arch != 80:
+        pytest.skip("an older device is meant")
+    launch = next(launch for launch in early_launches() if "f.prefetch(" in launch.source)
+    plain = replace(launch, source=without_early(launch.source))
+    assert isinstance(compiler.compile([plain])[launch.symbol], Cubin)
 
 
-def disassembled(image: bytes) -> str:
-    """Return the instructions of a cubin."""
-    triton = pytest.importorskip("triton")
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(image)
+def disassembled(*images: bytes, arch: int = 90) -> list[str]:
+    """Return the instructions of each cubin; the tool starts once, which takes longer than all that it then does."""
+    tool = Path(pytest.importorskip("triton").__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+    parts = [instructions_in(image) for image in images]
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(b"".join(parts))
         file.flush()
-        return subprocess.run([tool, "-sass", file.name], capture_output=True, text=True, check=True).stdout
+        command = [tool, "--binary", f"SM{arch}{'a' * (arch == 90)}", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    ends = [text.index(f"/*{end:04x}*/") for end in accumulate(map(len, parts[:-1]), initial=0)]
+    return [text[begin:end] for begin, end in pairwise([*ends, len(text)])]
+
+
+def instructions_in(image: bytes) -> bytes:
+    """Return the sections of an ELF file that have instructions."""
+    (at,) = struct.unpack_from("<Q", image, 40)
+    size, count, _ = struct.unpack_from("<HHH", image, 58)
+    sections = [struct.unpack_from("<IIQQQQ", image, at + size * i) for i in range(count)]
+    return b"".join(image[at : at + size] for _, _, flags, _, at, size in sections if flags & EXECUTED)
+
+
+EXECUTED = 4
+"""The flag of a section that is executed, in ELF files."""

@@ -161,7 +161,7 @@ def test_some_warps_copy_and_others_multiply(group, target, tmp_path):
     compiler.close()
     assert isinstance(cubin, Cubin), cubin
     assert cubin.spill_bytes <= 64 and cubin.shared_bytes <= target.shared_bytes
-    text = disassembled(cubin.image)
+    (text,) = disassembled(cubin.image)
     assert {"UTMALDG.2D", "USETMAXREG.DEALLOC", "USETMAXREG.TRY_ALLOC"} <= {*re.findall(r"U[\w]+\.\w+", text)}
     assert "HGMMA" in text and "LDGSTS" not in text
 
