@@ -50,3 +50,17 @@ def test_at_a_measured_size_a_plan_is_taken_that_is_among_the_best_there(monkeyp
     slow = replace(slow, measured=(AtSizes((2, 5), 100, 100, 50), AtSizes((2, 6), 100, 100, 50)))
     found = PlanChoice(DIMENSIONS, [plan((4, 16), (9.0, 9.0, 1)), fast, slow])
     assert [found.number(sizes) for sizes in ((2, 4), (2, 5), (2, 6), (3, 5))] == [1, 2, 1, 1]
+
+
+@pytest.mark.parametrize("most", [choice.MOST_ENTRIES, 10], ids=["table", "computed"])
+def test_runs_are_those_of_all_sizes(monkeypatch, most: int) -> None:
+    monkeypatch.setattr(choice, "MOST_ENTRIES", most)
+    measured = replace(PLANS[2], measured=(AtSizes((2, 5), 110, 100, 50),))
+    found = PlanChoice(DIMENSIONS, [PLANS[0], replace(PLANS[1], measured=(AtSizes((2, 5), 50, 100, 50),)), measured])
+    listed: list[int] = []
+    for (begin, number), (end, _) in itertools.pairwise([*found.runs(), (320, 0)]):
+        listed += [number] * (end - begin)
+    assert listed == [found.number(sizes) for sizes in itertools.product(range(2, 10), range(1, 41))]
+    assert PlanChoice(DIMENSIONS, PLANS[1:2]).runs() == [(0, 0)]
+    monkeypatch.setattr(choice, "MOST_LISTED", 100)
+    assert found.runs() == [(0, 2)]

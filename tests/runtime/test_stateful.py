@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import re
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +24,11 @@ from korch.report.peers.artifact import ArtifactPeer
 from korch.runtime.executable import Executable
 from korch.runtime.generate import Sampling, generate
 from korch.runtime.runnable import random_feeds
+from korch.runtime.sizes import sizes_of_states
 from korch.runtime.stateful import Session, StatefulExecutable
 from korch.runtime.unpack import unpack
+from tests.support.c_code import program_of
+from tests.support.c_session import Session as InC
 
 QUICK = {
     "measure": False,
@@ -176,6 +182,11 @@ def test_states_are_kept_in_fewer_bits(reference, cache_folder, tmp_path, kind, 
         assert 0 < np.abs(state - present).max() < error * np.abs(present).max()
     again = [fork.run(input_ids=ids[:, i : i + 1])[0] for i in range(8, 14)]
     assert all(np.array_equal(a, b) for a, b in zip(found[1:], again, strict=True))
+    fork.truncate(0)
+    in_c = c_session(executable, tmp_path)
+    for rows in (8, 1, 9):
+        assert_equal_rows(executable, (in_c, fork), rows)
+    in_c.close()
     given = feeds(executable, 9, 1)
     for found_, wanted in zip(executable.run(None, given), reference.run(None, given), strict=True):
         assert found_.dtype == np.float32
@@ -291,8 +302,91 @@ def test_an_artifact_has_the_same_sessions(executable, tmp_path) -> None:
         assert isinstance(found, StatefulExecutable)
         np.testing.assert_array_equal(found.session().run(input_ids=ids)[0], wanted)
         assert found.described == executable.described
-    with pytest.raises(UnsupportedError, match="it has states, which only Python keeps"):
-        unpack(path, tmp_path / "folder")
+
+
+def c_session(executable: StatefulExecutable, folder: Path) -> InC:
+    executable.save(folder / "model.korch")
+    unpack(folder / "model.korch", folder / "folder")
+    return InC(folder / "folder", len(executable.plain_outputs))
+
+
+def assert_equal_rows(executable: StatefulExecutable, sessions: tuple[InC, Session], rows: int) -> None:
+    """Run the same new rows in C and in Python."""
+    in_c, session = sessions
+    given = feeds(executable, session.length, rows)
+    plain = [given[t.name] for i, t in enumerate(executable.described.inputs) if i not in executable.state_inputs]
+    for one, other in zip(in_c.run(plain), session.run(*plain), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert in_c.length == session.length
+
+
+def test_a_session_in_c_is_that_of_python(executable, tmp_path) -> None:
+    in_c, session = c_session(executable, tmp_path), executable.session()
+    both = in_c, session
+    for rows in (5, 1, 1, 8, 1, 11):  # a plan for first rows, and parts of 8 and 1
+        assert_equal_rows(executable, both, rows)
+    assert not in_c.truncate(28) and not in_c.truncate(-1)
+    assert in_c.truncate(9)
+    session.truncate(9)
+    forks = in_c.fork(), session.fork()
+    for pair in (forks, both, forks):
+        assert_equal_rows(executable, pair, 3)
+    assert forks[0].truncate(0)
+    forks[1].truncate(0)
+    assert_equal_rows(executable, forks, 27)  # more than the plan for first rows takes
+    forks[0].stop()
+    in_c.close()
+
+
+def test_a_session_in_c_refuses_rows_before_it_writes_any(cache_folder, tmp_path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[2, n] x, float[2, p] past) => (float[2, n] y, float[2, total] present) {
+        scaled = Mul(x, x)
+        present = Concat <axis = 1> (past, scaled)
+        y = Relu(scaled)
+    }"""
+    sizes = {"p": range(16), "n": range(1, 10)}
+    executable = korch.optimize(onnx.parser.parse_model(text), shapes=sizes, cache_folder=cache_folder, **QUICK)
+    in_c, session = c_session(executable, tmp_path), executable.session()
+    assert_equal_rows(executable, (in_c, session), 12)  # rows are columns here: parts are not contiguous
+    with pytest.raises(ValueError, match=r"^5 rows after 12 exceed the capacity of 16$"):
+        in_c.run([np.ones((2, 5), np.float32)])
+    with pytest.raises(ValueError, match=r"^input x, axis 1: its size is 17; expected 1 to 16 in steps of 1$"):
+        in_c.run([np.ones((2, 17), np.float32)])
+    assert_equal_rows(executable, (in_c, session), 3)
+    x = np.ones((2, 1), np.float32)
+    in_c.run([x])
+    with pytest.raises(AssertionError):  # another row without korch_fit
+        in_c.serve([x], [x.copy()])
+    assert in_c.length == 16
+    in_c.close()
+
+
+def test_what_only_python_gives_or_takes_is_refused(executable) -> None:
+    known, plans = executable.described, [one.plan for one in executable.executables]
+    ids, logits = replace(known.inputs[0], axes=(ROWS, TOTAL)), replace(known.outputs[-1], axes=("1", TOTAL))
+    for changed, message in (
+        (replace(known, inputs=(ids, *known.inputs[1:])), "input 'input_ids' has rows and total rows; expected new"),
+        (replace(known, outputs=(*known.outputs[:-1], logits)), "output 'logits' has total rows; expected new rows"),
+    ):
+        with pytest.raises(UnsupportedError, match=message):
+            sizes_of_states(plans, changed, executable.steps)
+
+
+def test_the_c_program_of_the_documentation_finds_the_tokens(executable, tmp_path) -> None:
+    c_session(executable, tmp_path).close()
+    page = (Path(__file__).parents[2] / "docs" / "sessions.md").read_text("utf-8")
+    (text,) = re.findall(r"```c\n(.*?)```", page, re.DOTALL)
+    program = program_of(text, tmp_path, "-Lfolder", "-lkorch_runtime", "-Wl,-rpath,$ORIGIN/folder")
+    prompt = tokens(30)[0].tolist()
+    command = [program, tmp_path / "folder", "18", *map(str, prompt)]
+    done = subprocess.run(command, env={}, capture_output=True, text=True, check=False)
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert tuple(map(int, done.stdout.split())) == generate(executable, prompt, 18).tokens
+    command[2] = "20"  # more than the capacity
+    done = subprocess.run(command, env={}, capture_output=True, text=True, check=False)
+    assert done.stderr == "input attention_mask, axis 1: its size is 49; expected 1 to 48 in steps of 1\n"
+    assert (len(done.stdout.split()), done.returncode) == (19, 1)
 
 
 @pytest.mark.parametrize(

@@ -45,15 +45,40 @@ class Session:
         found = self._function("fit", ctypes.POINTER(_Tensor))(self._session, given, *self._rest)
         if not found:
             raise ValueError(self._error.value.decode())
+        assert not self._error.value
         tensors = found[: self._outputs]
         outputs = [np.empty(t.shape[: t.rank], DType(t.dtype.decode()).numpy) for t in tensors]
         assert [t.size_bytes for t in tensors] == [a.nbytes for a in outputs]
+        self.serve(arrays, outputs)
+        return outputs
+
+    def serve(self, arrays: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Run as `run` has fitted."""
         dense = [np.ascontiguousarray(a) for a in arrays]
         own, results = (pointers_of([a.ctypes.data for a in some]) for some in (dense, outputs))
         assert self._function("serve", ctypes.c_int)(self._session, own, results) == 0
-        return outputs
+
+    @property
+    def length(self) -> int:
+        """The rows so far."""
+        return int(self._function("length", ctypes.c_int64)(self._session))
+
+    def truncate(self, length: int) -> bool:
+        """Forget all rows but the first ones; return whether there were as many."""
+        return not self._function("truncate", ctypes.c_int)(self._session, ctypes.c_int64(length))
+
+    def fork(self) -> Session:
+        """Return a session with the same rows."""
+        found = Session.__new__(Session)
+        found.__dict__.update(self.__dict__)
+        found._session = ctypes.c_void_p(self._function("fork")(self._session, *self._rest))
+        return found
+
+    def stop(self) -> None:
+        """Free the session."""
+        self._function("stop", None)(self._session)
 
     def close(self) -> None:
         """Free the session and the model."""
-        self._function("stop", None)(self._session)
+        self.stop()
         self._function("close", None)(self._model)

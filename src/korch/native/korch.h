@@ -1,7 +1,7 @@
 /* The C interface of Korch's runtime, `libkorch_runtime`.
  *
  * A model is one plan, or several plans for different shapes of the inputs, or for ranges of sizes, which share kernels and
- * weights. `korch_open` loads a folder that `korch unpack` has written. `korch_fit` chooses the plan for the shapes of the
+ * weights, or a model with states. `korch_open` loads a folder that `korch unpack` has written. `korch_fit` chooses the plan for the shapes of the
  * inputs; `korch_serve` runs it.
  */
 #ifndef KORCH_H
@@ -14,7 +14,7 @@
 extern "C" {
 #endif
 
-#define KORCH_ABI_VERSION 6
+#define KORCH_ABI_VERSION 7
 
 /* An input or an output, or a packed constant. */
 typedef struct {
@@ -52,9 +52,25 @@ const korch_tensor *korch_fit(korch_session *session, const int64_t *const *shap
 /* Run once, after `korch_fit` has returned the outputs. Inputs and outputs have these shapes, and are dense, row-major, and
  * aligned to their element's size; no output may overlap another tensor. Nothing is allocated.
  *
- * Returns 0, 1 + the position of the kernel that failed, or KORCH_INTERRUPTED.
+ * Returns 0, 1 + the position of the kernel that failed, KORCH_INTERRUPTED or KORCH_UNFIT.
  */
 int korch_serve(korch_session *session, const void *const *inputs, void *const *outputs);
+
+/* Models with states, such as the keys and values of a decoder. A session has the states, which are no inputs or outputs here:
+ * it begins without rows, and each run appends some. All other inputs are given, also masks of all rows and positions.
+ * `korch_fit` takes any number of new rows for which there is room, and `korch_serve` runs them in parts. `korch_serve` may be
+ * called again for as many rows more; it returns KORCH_UNFIT, and writes nothing, if `korch_fit` would then return null. It
+ * may allocate. */
+#define KORCH_UNFIT (-2)
+
+/* The number of rows so far. */
+int64_t korch_length(const korch_session *session);
+
+/* Forget all rows but the first ones. Returns 1, without a change, if there are not as many. */
+int korch_truncate(korch_session *session, int64_t length);
+
+/* Return another session with a copy of the rows. If there is no memory, return null, with a message in error. */
+korch_session *korch_fork(const korch_session *session, char *error, size_t error_size);
 
 /* Free a session. Null is allowed. */
 void korch_stop(korch_session *session);

@@ -1,6 +1,7 @@
-/* Runs a model at the sizes of its inputs: chooses a plan, pads the inputs, computes what else the plan reads, and cuts the
- * outputs. `sizes.bin` says how, in numbers of 64 bits that `korch.runtime.sizes` writes. A list of them is preceded by its
- * length. A read function takes the address of its place in them, and moves it behind what it has read. */
+/* Runs a model at the sizes of its inputs, in parts if it has states: chooses a plan, pads the inputs, computes what else the
+ * plan reads, and cuts the outputs. `sizes.bin` says how, in numbers of 64 bits that `korch.runtime.sizes` writes. A list of
+ * them is preceded by its length. A read function takes the address of its place in them, and moves it behind what it has
+ * read. */
 #include "korch_runtime.h"
 
 #include <math.h>
@@ -14,12 +15,15 @@ typedef struct {
     int64_t at, before, size;
 } span;
 
-/* A tensor of the plan, and its spans that the user's tensor has. Without memory of its own, it is the user's tensor. */
+/* A tensor of the plan, and its spans that the user's tensor has. Without memory of its own, it is the user's tensor, or the
+ * memory of a state (`is_kept`), with this number. Of this tensor, `part` bytes from `first` on are read or written, and those
+ * after each further `whole` bytes. */
 typedef struct {
     char *memory;
     span *spans;
     int64_t count;
-    bool is_whole;
+    bool is_whole, is_kept;
+    int64_t number, part, whole, first;
     int64_t shape[MOST_AXES]; /* of the user's tensor */
 } padded;
 
@@ -27,18 +31,33 @@ typedef struct {
 typedef struct {
     const korch_plan *plan;
     korch_handle *handle;
-    int64_t given; /* the number of the user's inputs */
+    int64_t given; /* the number of the user's inputs and of states */
     padded *inputs, *outputs;
     korch_tensor *results;
     const void **reads;
     void **writes;
 } used;
 
+/* The beginning of `sizes.bin`; states follow. */
+typedef struct {
+    int64_t forms, dimensions, capacity, rows, is_causal, states;
+} about;
+
+/* A state: its number of groups of rows, and the bytes of a row. */
+typedef struct {
+    int64_t groups, row_bytes;
+} kept;
+
 struct korch_session {
     const korch_model *model;
+    const about *about;
+    const kept *kept;
     int threads;
     used *plans, *fitted;
-    int64_t *sizes;
+    int64_t *sizes; /* of a part: of each dimension; with states, of all rows, and of new rows */
+    char **states;
+    int64_t length, rows; /* the rows of the states, and the new ones of a run */
+    int64_t begun;        /* `length` at the begin of a run */
 };
 
 static double as_double(int64_t bits) {
@@ -180,44 +199,21 @@ static void read_hidden(numbers *at, const int64_t *sizes, const korch_tensor *w
     }
 }
 
-/* The cost of a plan at some sizes, as `korch.ranges.cost` computes it. */
-static double read_cost(numbers *at, const int64_t *sizes, int64_t dimensions) {
-    double total = 0;
-    for (int64_t k = *(*at)++; k > 0; --k) {
-        const int64_t step = *(*at)++;
-        const double low = as_double(*(*at)++), high = as_double(*(*at)++);
-        const numbers scales = *at;
-        *at += dimensions;
-        double sums[2] = {0, 1};
-        for (int below = 0; below < 2; ++below) {
-            for (int64_t terms = *(*at)++; terms > 0; --terms) {
-                double term = 1;
-                for (int64_t d = 0; d < dimensions; ++d)
-                    for (int64_t e = *(*at)++; e > 0; --e)
-                        term *= (double)(-floor_div(-sizes[d], step) * step) / (double)scales[d];
-                sums[below] += as_double(*(*at)++) * term;
-            }
-        }
-        const double cost = sums[1] > 0 ? sums[0] / sums[1] : INFINITY;
-        total += cost < low ? low : cost > high ? high : cost;
-    }
-    return total;
-}
-
-/* Read the sizes of the inputs from their shapes; return whether a plan takes them. For each axis of each input, there are the
- * dimension or -1, by what its size is multiplied, and its least and its greatest size. */
-static bool read_sizes(numbers *at, korch_session *s, const korch_tensor *inputs, const int64_t *const *shapes,
-                       int64_t dimensions, char *error, size_t error_size) {
+/* Read the sizes of the inputs from their shapes; return whether they are right. For each input, there is its number in the
+ * plans, and for each axis, the dimension or -1, by what its size is multiplied, and its least and its greatest size. */
+static bool read_sizes(numbers *at, korch_session *s, const int64_t *const *shapes, char *error, size_t error_size) {
+    const korch_tensor *const inputs = s->model->plans->rows[0]->inputs.rows;
     bool fits = true;
-    for (int64_t d = 0; d < dimensions; ++d) s->sizes[d] = -1;
-    for (int64_t count = *(*at)++, i = 0; i < count; ++i)
+    for (int64_t d = 0; d <= s->about->dimensions; ++d) s->sizes[d] = -1;
+    for (int64_t count = *(*at)++, i = 0; i < count; ++i) {
+        const char *const name = inputs[*(*at)++].name;
         for (int64_t rank = *(*at)++, a = 0; a < rank; ++a) {
             const int64_t d = *(*at)++, own = shapes[i][a];
             const long long step = *(*at)++, low = *(*at)++, high = *(*at)++, steps = own / step;
             const bool is_same = d < 0 || s->sizes[d] < 0 || s->sizes[d] == steps;
             if (fits && (steps < low || steps > high || own % step || !is_same)) {
-                const int n = snprintf(error, error_size, "input %s, axis %d: its size is %lld; expected %lld", inputs[i].name,
-                                       (int)a, (long long)own, low * step);
+                const int n = snprintf(error, error_size, "input %s, axis %d: its size is %lld; expected %lld", name, (int)a,
+                                       (long long)own, low * step);
                 if (d >= 0 && n > 0 && (size_t)n < error_size)
                     snprintf(error + n, error_size - (size_t)n, " to %lld in steps of %lld%s", high * step, step,
                              is_same ? "" : ", as another axis has");
@@ -225,34 +221,32 @@ static bool read_sizes(numbers *at, korch_session *s, const korch_tensor *inputs
             }
             if (d >= 0) s->sizes[d] = steps;
         }
+    }
     return fits;
 }
 
-/* Find the plan that is given for the sizes of the inputs, or else the one with the least cost. Return its number, and the place
- * of its description, or -1. */
-static int64_t choose(korch_session *s, const int64_t *const *shapes, numbers *chosen, char *error, size_t error_size) {
-    numbers at = s->model->numbers;
-    const int64_t dimensions = *at++;
-    double best_cost = INFINITY;
-    int64_t best = -1;
-    for (int64_t i = *at++, plan; i > 0; --i) {
-        const numbers next = at + at[0];
-        plan = at[1];
-        const bool is_exact = at[2];
-        const numbers sizes = at + 3;
-        at = sizes + dimensions;
-        const korch_tensor *const inputs = s->model->plans->rows[plan]->inputs.rows;
-        bool serves = read_sizes(&at, s, inputs, shapes, dimensions, error, error_size);
-        for (int64_t d = 0; d < dimensions; ++d) serves &= is_exact ? s->sizes[d] == sizes[d] : s->sizes[d] <= sizes[d];
-        if (serves) {
-            double cost = read_cost(&at, s->sizes, dimensions);
-            for (int64_t k = *at++; k > 0; --k, at += dimensions)
-                if (memcmp(at, s->sizes, (size_t)dimensions * sizeof *at) == 0) cost = -INFINITY;
-            if (cost < best_cost) best_cost = cost, best = plan, *chosen = at;
-        }
-        at = next;
+/* Return the description of the plan for the sizes. There are the least and the number of sizes of each dimension, and runs of
+ * plans in the order of all sizes. */
+static numbers read_choice(numbers at, const korch_session *s) {
+    int64_t place = 0;
+    for (int64_t d = 0; d < s->about->dimensions; ++d, at += 2) place = place * at[1] + s->sizes[d] - at[0];
+    for (int64_t left = *at++; left > 1 && at[2] <= place; --left) at += 2;
+    return s->model->numbers + at[1];
+}
+
+/* Return the description of the plan for the shapes of the inputs, or, if there are none, for the first of `rows` rows, whose
+ * number is then in the sizes; null if there is none. */
+static numbers choose(korch_session *s, const int64_t *const *shapes, int64_t rows, char *error, size_t error_size) {
+    numbers form = s->model->numbers + s->about->forms;
+    for (int64_t left = *form++; left > 0; --left, form += *form) {
+        const bool follows = form[1];
+        numbers at = form + 4;
+        if (shapes ? !read_sizes(&at, s, shapes, error, error_size) : follows != (s->length > 0) || (follows && rows < form[2]))
+            continue;
+        if (!shapes) s->sizes[0] = s->length + (s->sizes[1] = rows < form[2] ? rows : form[2]);
+        return read_choice(form + form[3], s);
     }
-    return best;
+    return NULL;
 }
 
 static void release(used *own) {
@@ -270,22 +264,59 @@ static void release(used *own) {
 KORCH_API void korch_stop(korch_session *s) {
     if (!s) return;
     for (int64_t i = 0; s->plans && i < s->model->plans->count; ++i) release(&s->plans[i]);
+    for (int64_t i = 0; s->states && i < s->about->states; ++i) free(s->states[i]);
     free(s->plans);
     free(s->sizes);
+    free(s->states);
     free(s);
 }
 
 KORCH_API korch_session *korch_start(const korch_model *model, int threads, char *error, size_t error_size) {
     korch_session *const s = calloc(1, sizeof *s);
+    const about *const own = (const about *)model->numbers;
+    bool has_memory = false;
     if (s) {
-        *s = (korch_session){.model = model, .threads = threads};
+        *s = (korch_session){.model = model, .about = own, .kept = (const kept *)(own + 1), .threads = threads};
         s->plans = calloc((size_t)model->plans->count + 1, sizeof *s->plans);
-        s->sizes = calloc((size_t)model->numbers[0] + 1, sizeof *s->sizes);
-        if (s->plans && s->sizes) return s;
+        s->sizes = calloc((size_t)own->dimensions + 1, sizeof *s->sizes);
+        s->states = calloc((size_t)own->states + 1, sizeof *s->states);
+        has_memory = s->plans && s->sizes && s->states;
+        for (int64_t i = 0; has_memory && i < own->states; ++i) {
+            s->states[i] = korch_allocate(s->kept[i].groups * own->capacity * s->kept[i].row_bytes);
+            has_memory = s->states[i];
+        }
     }
+    if (has_memory) return s;
     snprintf(error, error_size, "out of memory");
     korch_stop(s);
     return NULL;
+}
+
+/* Copy the rows from `begin` to `end` of each state, or zeros. */
+static void set_rows(korch_session *s, char *const *from, int64_t begin, int64_t end) {
+    for (int64_t i = 0; i < s->about->states; ++i)
+        for (int64_t k = 0; k < s->kept[i].groups; ++k) {
+            const int64_t bytes = s->kept[i].row_bytes, at = (k * s->about->capacity + begin) * bytes;
+            const size_t size = (size_t)((end - begin) * bytes);
+            if (from) memcpy(s->states[i] + at, from[i] + at, size);
+            else memset(s->states[i] + at, 0, size);
+        }
+}
+
+KORCH_API int64_t korch_length(const korch_session *s) { return s->length; }
+
+KORCH_API int korch_truncate(korch_session *s, int64_t length) {
+    if (length < 0 || length > s->length) return 1;
+    set_rows(s, NULL, length, s->length);
+    s->length = length;
+    return 0;
+}
+
+KORCH_API korch_session *korch_fork(const korch_session *s, char *error, size_t error_size) {
+    korch_session *const found = korch_start(s->model, s->threads, error, error_size);
+    if (!found) return NULL;
+    set_rows(found, s->states, 0, found->length = s->length);
+    return found;
 }
 
 /* Make what running a plan needs; return whether there is memory for it. */
@@ -310,55 +341,125 @@ static bool prepare(korch_session *s, int64_t number, char *error, size_t error_
 }
 
 /* Read how a tensor of a plan depends on the sizes; compute it if it is not the user's. */
-static void fit(numbers *at, const int64_t *sizes, const korch_tensor *what, padded *own, bool is_hidden) {
+static void fit(numbers *at, const korch_session *s, const korch_tensor *what, padded *own, bool is_hidden) {
+    enum { WHOLE, NEW, ALL, KEPT, APPENDED };
     memcpy(own->shape, what->shape, (size_t)what->rank * sizeof *own->shape);
-    if (!is_hidden) read_spans(at, sizes, own);
-    if (own->is_whole) return;
+    if (!is_hidden) {
+        read_spans(at, s->sizes, own);
+        const int64_t role = (*at)[1], axis = (*at)[2], bytes = (*at)[3], before = s->length - s->begun;
+        own->number = **at;
+        own->is_kept = role >= KEPT;
+        own->part = own->whole = INT64_MAX;
+        own->first = role == NEW ? before * bytes : 0;
+        *at += 4;
+        if (role == NEW || role == ALL || role == APPENDED) {
+            own->shape[axis] = role == NEW ? s->rows : role == ALL ? s->begun + s->rows : s->about->capacity;
+            own->part = s->sizes[role != ALL] * bytes;
+            own->whole = own->shape[axis] * bytes;
+            own->is_whole &= what->size_bytes <= own->part;
+        }
+    }
+    if (!is_hidden && own->is_whole) return;
     if (!own->memory) own->memory = korch_allocate(what->size_bytes);
     else memset(own->memory, 0, (size_t)what->size_bytes);
-    if (is_hidden) read_hidden(at, sizes, what, own->memory);
+    if (is_hidden) read_hidden(at, s->sizes, what, own->memory);
+}
+
+/* Fit a plan to the sizes. */
+static void fit_plan(korch_session *s, numbers at) {
+    used *const own = s->fitted = &s->plans[*at++];
+    own->given = *at++;
+    for (int64_t i = 0; i < own->plan->inputs.count; ++i)
+        fit(&at, s, &own->plan->inputs.rows[i], &own->inputs[i], i >= own->given);
+    for (int64_t i = 0; i < own->plan->outputs.count; ++i)
+        fit(&at, s, &own->plan->outputs.rows[i], &own->outputs[i], false);
+}
+
+/* Prepare the plans for all parts of a run; return the last one, or null. */
+static numbers prepare_parts(korch_session *s, char *error, size_t error_size) {
+    const long long begun = s->begun = s->length, end = begun + s->rows, capacity = s->about->capacity;
+    numbers found = NULL;
+    if (end > capacity)
+        snprintf(error, error_size, "%lld rows after %lld exceed the capacity of %lld", end - begun, begun, capacity);
+    for (bool is_right = end <= capacity; is_right && s->length < end; s->length = s->sizes[0]) {
+        found = choose(s, NULL, end - s->length, error, error_size);
+        if (!found || (s->sizes[1] < s->rows && !s->about->is_causal)) {
+            snprintf(error, error_size, "no plan runs %lld rows after %lld", end - begun, begun);
+            found = NULL;
+        } else if (!prepare(s, *found, error, error_size)) found = NULL;
+        is_right = found;
+    }
+    s->length = begun;
+    return found;
 }
 
 KORCH_API const korch_tensor *korch_fit(korch_session *s, const int64_t *const *shapes, char *error, size_t error_size) {
-    numbers at = NULL;
-    const int64_t number = choose(s, shapes, &at, error, error_size);
+    numbers found = choose(s, shapes, 0, error, error_size);
     s->fitted = NULL;
-    if (number < 0 || !prepare(s, number, error, error_size)) return NULL;
-    used *const own = &s->plans[number];
-    const korch_plan *const plan = own->plan;
-    own->given = *at++;
-    for (int64_t i = 0; i < plan->inputs.count; ++i)
-        fit(&at, s->sizes, &plan->inputs.rows[i], &own->inputs[i], i >= own->given);
-    for (int64_t i = 0; i < plan->outputs.count; ++i) {
-        padded *const output = &own->outputs[i];
-        fit(&at, s->sizes, &plan->outputs.rows[i], output, false);
+    if (found && s->about->states) {
+        const long long all = s->sizes[0], wanted = s->length + (s->rows = s->sizes[1] < 0 ? s->about->rows : s->sizes[1]);
+        found = prepare_parts(s, error, error_size);
+        if (found && all >= 0 && all != wanted) {
+            snprintf(error, error_size, "an input has %lld of all rows; expected %lld", all, wanted);
+            found = NULL;
+        }
+    } else if (found && !prepare(s, *found, error, error_size)) found = NULL;
+    if (!found) return NULL;
+    if (error_size) error[0] = 0; /* other forms may have left a message */
+    fit_plan(s, found);
+    used *const own = s->fitted;
+    for (int64_t i = 0; i < own->plan->outputs.count; ++i) {
+        const padded *const output = &own->outputs[i];
+        if (output->is_kept) continue;
+        korch_tensor *const result = &own->results[output->number];
         const span *const last = output->spans + output->count - 1;
-        own->results[i] = plan->outputs.rows[i];
-        own->results[i].shape = output->shape;
-        own->results[i].size_bytes = output->count ? last->before + last->size : 0;
+        *result = own->plan->outputs.rows[i];
+        result->shape = output->shape;
+        result->size_bytes = output->count ? last->before + last->size : 0;
+        if (output->part < INT64_MAX) result->size_bytes = result->size_bytes / output->part * output->whole;
     }
-    s->fitted = own;
-    if (error_size) error[0] = 0; /* a plan that does not take the shapes may have left a message */
     return own->results;
 }
 
 /* Copy a user's tensor to one of the plan's size, or back. */
-static void *move(const padded *tensor, void *user, bool is_back) {
+static void *move(const korch_session *s, const padded *tensor, void *const *users, bool is_back) {
+    char *const user = (tensor->is_kept ? s->states[tensor->number] : (char *)users[tensor->number]) + tensor->first;
     for (int64_t i = 0; !tensor->is_whole && i < tensor->count; ++i) {
         const span *const own = &tensor->spans[i];
-        char *const there = tensor->memory + own->at, *const here = (char *)user + own->before;
-        memcpy(is_back ? here : there, is_back ? there : here, (size_t)own->size);
+        for (int64_t done = 0, size; done < own->size; done += size) {
+            const int64_t group = (own->before + done) / tensor->part, in = (own->before + done) % tensor->part;
+            size = own->size - done < tensor->part - in ? own->size - done : tensor->part - in;
+            char *const there = tensor->memory + own->at + done;
+            char *const here = user + (group ? group * tensor->whole : 0) + in;
+            memcpy(is_back ? here : there, is_back ? there : here, (size_t)size);
+        }
     }
     return tensor->is_whole ? user : tensor->memory;
 }
 
-KORCH_API int korch_serve(korch_session *s, const void *const *inputs, void *const *outputs) {
+static int serve_part(korch_session *s, const void *const *inputs, void *const *outputs) {
     used *const own = s->fitted;
     const int64_t count = own->plan->outputs.count;
     for (int64_t i = 0; i < own->plan->inputs.count; ++i)
-        own->reads[i] = i < own->given ? move(&own->inputs[i], (void *)inputs[i], false) : own->inputs[i].memory;
-    for (int64_t i = 0; i < count; ++i) own->writes[i] = own->outputs[i].is_whole ? outputs[i] : own->outputs[i].memory;
+        own->reads[i] = i < own->given ? move(s, &own->inputs[i], (void *const *)inputs, false) : own->inputs[i].memory;
+    for (int64_t i = 0; i < count; ++i) {
+        const padded *const output = &own->outputs[i];
+        own->writes[i] = output->is_whole ? move(s, output, outputs, true) : output->memory;
+    }
     const int failed = korch_run(own->handle, own->reads, own->writes);
-    for (int64_t i = 0; i < count; ++i) move(&own->outputs[i], outputs[i], true);
+    for (int64_t i = 0; i < count; ++i) move(s, &own->outputs[i], outputs, true);
+    return failed;
+}
+
+KORCH_API int korch_serve(korch_session *s, const void *const *inputs, void *const *outputs) {
+    char text[64];
+    int failed = 0;
+    if (!s->about->states) return serve_part(s, inputs, outputs);
+    if (!prepare_parts(s, text, sizeof text)) return KORCH_UNFIT;
+    for (const int64_t end = s->begun + s->rows; !failed && s->length < end;) {
+        fit_plan(s, choose(s, NULL, end - s->length, text, sizeof text));
+        failed = serve_part(s, inputs, outputs);
+        if (!failed) s->length = s->sizes[0];
+    }
     return failed;
 }

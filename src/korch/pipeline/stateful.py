@@ -32,7 +32,7 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.types import DType
 from korch.ranges.binding import Bound
 from korch.ranges.form import Dimension, Sizes, range_text
-from korch.ranges.state import LARGEST_BYTE, PAST, ROWS, TOTAL, State, states_of, with_states
+from korch.ranges.state import LARGEST_BYTE, PAST, ROWS, TOTAL, State, states_of, with_kept_rows, with_states
 from korch.report.progress import Progress, Update
 from korch.runtime.combine import combine
 from korch.runtime.record import ModelRecord
@@ -285,7 +285,8 @@ class _Model:
 
         @lru_cache(16)
         def primitives(own: Sizes) -> PrimitiveGraph:
-            return fission(self.operators(own[0], 0))
+            found = fission(self.operators(own[0], 0))
+            return found if self.kept is None else with_kept_rows(found, self.states, self.kept)
 
         dimension = Dimension(ROWS, None, self.sizes.rows[0], min(self.sizes.rows[-1], self.capacity))
         return self._source(dimension, primitives, lambda own: self.operators(own[0], 0))

@@ -97,6 +97,31 @@ def with_states(graph: PrimitiveGraph, states: Sequence[State], kept: DType | No
     return builder.finished()
 
 
+def with_kept_rows(graph: PrimitiveGraph, states: Sequence[State], kept: DType) -> PrimitiveGraph:
+    """Return a graph of first rows whose states, all of them new, are of the types in which they are kept.
+
+    The scales of those that are kept as bytes are further outputs, as those of `with_states`.
+    """
+    builder = GraphBuilder.from_graph(graph)
+    v = Verbs(builder, "")
+    for state in states:
+        name, value = graph.outputs[state.output]
+        type_ = graph.types[value]
+        dtype = kept_type(type_.dtype, type_.rank, state.axis, kept)
+        rows = ValueId(value)
+        if dtype is DType.I8 is not type_.dtype:
+            rows, scale = _quantize(v, rows)
+            builder.output(f"{name} scales", scale)
+        builder.output(name, v.cast(rows, dtype))
+    return builder.freeze()
+
+
+def _quantize(v: Verbs, rows: ValueId) -> tuple[ValueId, ValueId]:
+    """Add `quantized`."""
+    scale = v.elementwise("mul", v.reduce("max", v.add("abs", rows), [v.rank(rows) - 1]), lit(1 / LARGEST_BYTE))
+    return v.cast(v.add("round", v.elementwise("div", rows, scale)), DType.I8), scale  # 0 / 0 becomes 0
+
+
 class _StateBuilder:
     """Builds a graph whose states are written in place.
 
@@ -144,8 +169,7 @@ class _StateBuilder:
             self.ends[p.output] = self._write(value, memory, v.cast(rows, v.dtype(memory)))
             self.known[p.output] = v.cast(self.ends[p.output], dtype)
             return
-        scale = v.elementwise("mul", v.reduce("max", v.add("abs", rows), [v.rank(rows) - 1]), lit(1 / LARGEST_BYTE))
-        bytes_ = v.cast(v.add("round", v.elementwise("div", rows, scale)), DType.I8)  # 0 / 0 becomes 0
+        bytes_, scale = _quantize(v, rows)
         self.ends[p.output] = self._write(value, memory, bytes_)
         self.scales[value] = self._write(value, self.scales[value], scale)
         self.known[p.output] = dequantize(v, self.ends[p.output], self.scales[value], None)

@@ -15,6 +15,9 @@ from korch.ranges.plan import RangePlan
 MOST_ENTRIES = 1 << 18
 """The most sizes in a table. If there are more, the costs are computed each time a size is looked up."""
 
+MOST_LISTED = 1 << 24
+"""The most sizes for which a list of the plans is made."""
+
 MOST_PLANS = 256
 """The most plans in a table, which stores the number of a plan in one byte."""
 
@@ -52,16 +55,35 @@ class PlanChoice:
             place = place * count + size - low
         return place
 
+    def runs(self) -> list[tuple[int, int]]:
+        """Return the places at which another plan begins, in the order of all sizes, with the plan's index.
+
+        Of more sizes than `MOST_LISTED`, all have the largest plan.
+        """
+        count = math.prod(self._counts)
+        if len(self._plans) == 1 or count > MOST_LISTED:
+            return [(0, len(self._plans) - 1)]
+        found: list[tuple[int, int]] = []
+        for begin in range(0, count, MOST_ENTRIES):
+            own = self._numbers(begin, min(begin + MOST_ENTRIES, count))
+            for i in [0, *(np.flatnonzero(own[1:] != own[:-1]) + 1).tolist()]:
+                if not found or found[-1][1] != own[i]:
+                    found.append((begin + i, int(own[i])))
+        return found
+
     @cached_property
     def _table(self) -> bytes:
-        columns = [np.arange(low, low + count) for low, count in zip(self._lows, self._counts, strict=True)]
-        sizes = [column.reshape(-1) for column in np.meshgrid(*columns, indexing="ij")]
-        found = self._best(sizes).astype(np.uint8)
+        return self._numbers(0, math.prod(self._counts)).astype(np.uint8).tobytes()
+
+    def _numbers(self, begin: int, end: int) -> Integers:
+        """Return the index of the plan at each of some places."""
+        sizes = np.unravel_index(np.arange(begin, end), self._counts)
+        found = self._best([size + low for size, low in zip(sizes, self._lows, strict=True)])
         for measured in self._sums:
-            place = self._place(measured)
+            place = self._place(measured) - begin
             if 0 <= place < len(found):
                 found[place] = self._corrected(measured, int(found[place]))
-        return found.tobytes()
+        return found
 
     @cached_property
     def _sums(self) -> dict[Sizes, dict[int, int]]:

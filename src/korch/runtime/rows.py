@@ -89,6 +89,12 @@ class StatefulModel:
         rows = (found[k] for k in self.with_scales)
         return found + [(np.zeros((*array.shape[:-1], 1), np.float32), axis) for array, axis in rows]
 
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """The positions of the input and the output of each array of `memory`; those of scales come last."""
+        found = [(state.input, state.output) for state in self.states]
+        return found + [(len(self.inputs) + k, len(self.outputs) + k) for k in range(len(self.with_scales))]
+
     def stored(self, states: Sequence[Array]) -> list[Array]:
         """Return what `memory` has for rows of each state."""
         parts = {k: quantized(states[k]) for k in self.with_scales}

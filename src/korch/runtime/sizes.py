@@ -1,42 +1,148 @@
 """Plans -> numbers that say which shapes of the inputs each plan takes, and how: `sizes.bin`, for `korch_fit.c`.
 
-All are integers of 64 bits; others stand for a float64 of the same bits. They are: the number of dimensions and of
-plans; and for each plan, the smallest first: its length, its number, whether it takes its own sizes only, these sizes,
-the sizes of the inputs, costs, other sizes for which it is chosen because kernels were measured there
-(`korch.runtime.choice`), the spans of the inputs, what else it reads, and the spans of the outputs. A list is preceded
-by its length. Functions of C with similar names read what the functions here return.
+All are integers of 64 bits; others stand for a float64 of the same bits. They are:
+
+- the place of the forms, and the number of dimensions; the most rows of a state, how many rows are new if no input says
+  it, and whether rows may be run in parts (0 without states); and for each state, its number of groups of rows and the
+  bytes of a row;
+- plans: for each, its number, what of the inputs it has, what else it reads, and what of the outputs it has;
+- forms of inputs: for each, its length, whether its rows follow others, the most new rows of a part, the place of its
+  plans in it, the sizes of the inputs, the least size and the number of sizes of each dimension, and the places in the
+  order of all sizes at which another plan begins, with the place of this plan. Of a model with states, the first form
+  that allows a part runs it.
+
+A list is preceded by its length. With states, the one dimension is the number of all rows after a part, and that of new
+rows follows it. Functions of C with similar names read what the functions here return.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from korch.ranges.cost import Cost
-from korch.ranges.form import Dimension, Extent, Factor, Hidden, Sizes
+from korch.errors import UnsupportedError
+from korch.primitive.types import DType
+from korch.ranges.form import Dimension, Extent, Factor, Hidden
 from korch.ranges.plan import RangePlan
+from korch.ranges.state import PAST, ROWS, TOTAL
 from korch.runtime.choice import PlanChoice
 from korch.runtime.ranged import Ranges
 from korch.runtime.record import PlanRecord, TensorRecord
+from korch.runtime.rows import StatefulModel, StateTensor
+from korch.runtime.stateful import Steps
 
 Numbers = list[int]
+Form = Sequence[tuple[Factor, ...]]
 
 KINDS = ("mask", "order", "end", "number", "places", "table", "sizes")
 MODES = ("edge", "reflect", "wrap", "ends")
+
+WHOLE, NEW, ALL, KEPT, APPENDED = range(5)
+"""What a plan has of a tensor: all of it; new rows; all rows; of a state: all of it, or the first rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """Inputs, and the plans among which their sizes choose."""
+
+    axes: Numbers  # the sizes of the inputs
+    dimensions: Sequence[Dimension]
+    served: Sequence[RangePlan]
+    first: int  # the number of the first of these plans
+    follows: bool = False  # whether the rows follow others
+    most: int = 1  # the most new rows of a part
+
+    def numbers(self, places: Sequence[int]) -> Numbers:
+        """Return the numbers of the form; `places` has the place of each plan."""
+        order = sorted(range(len(self.served)), key=lambda i: math.prod(self.served[i].sizes))
+        runs = PlanChoice(self.dimensions, [self.served[i] for i in order]).runs()
+        ends = (n for d in self.dimensions for n in (d.low, d.high - d.low + 1))
+        rest = [*ends, *_list([[place, places[self.first + order[k]]] for place, k in runs])]
+        start = 4 + len(self.axes)
+        return [start + len(rest), int(self.follows), self.most, start, *self.axes, *rest]
 
 
 def sizes_of_plans(plans: Sequence[PlanRecord], ranges: Ranges | None = None) -> bytes:
     """Return the numbers of plans for a range; without a range, of plans that take the shapes of their own inputs."""
     served = list(ranges.plans) if ranges else [_fixed(plan) for plan in plans]
     dimensions = ranges.dimensions if ranges else ()
-    order = sorted(range(len(plans)), key=lambda i: math.prod(served[i].sizes))
-    chosen = _measured(served, dimensions)
-    rows = [_plan(i, plans[i], served[i], dimensions, chosen.get(i, [])) for i in order]
-    found = [len(dimensions), *_list(rows)]
-    return np.array(found, np.int64).tobytes()
+    if ranges:
+        largest = max(served, key=lambda plan: math.prod(plan.sizes))
+        forms = [_Form(_axes(largest.inputs, dimensions), dimensions, served, 0)]
+    else:
+        forms = [_Form(_axes(own.inputs, ()), (), [own], i) for i, own in enumerate(served)]
+    rows = [
+        _plan(plan, own, *([[i, WHOLE, 0, 0] for i in range(len(some))] for some in (plan.inputs, plan.outputs)))
+        for plan, own in zip(plans, served, strict=True)
+    ]
+    return _written([len(dimensions), 0, 0, 0, *_list([])], rows, forms)
+
+
+def sizes_of_states(plans: Sequence[PlanRecord], model: StatefulModel, steps: Sequence[Steps]) -> bytes:
+    """Return the numbers of the plans of a model with states.
+
+    Raises:
+        UnsupportedError: a tensor has rows that programs in C can't give or take.
+    """
+    states = [[math.prod(a.shape[:axis]), a.nbytes // math.prod(a.shape[: axis + 1])] for a, axis in model.memory()]
+    given = [(i, tensor) for i, tensor in enumerate(model.inputs) if i not in dict(model.places)]
+    ends = {ROWS: [1, 1, 1, model.capacity], TOTAL: [0, 1, 1, model.capacity]}
+    parts = {is_first: list(_parts_of(model, is_first=is_first)) for is_first in (False, True)}
+    axes = _list([[i, *_list([ends.get(a) or [-1, 1, int(a), int(a)] for a in t.axes])] for i, t in given])
+    forms: list[_Form] = []
+    rows: list[Numbers] = []
+    for own in steps:
+        dimensions, served = own.ranges.dimensions, own.ranges.plans
+        forms.append(_Form(axes, dimensions, served, len(rows), own.rows > 0, own.rows or dimensions[0].high))
+        rows += [_plan(plans[len(rows) + i], one, *parts[not own.rows]) for i, one in enumerate(served)]
+    head = [1, model.capacity, model.rows, int(model.is_causal), *_list(states)]
+    return _written(head, rows, sorted(forms, key=lambda form: -form.most))
+
+
+def _parts_of(model: StatefulModel, *, is_first: bool) -> Iterator[list[Numbers]]:
+    """Yield, for inputs and outputs, which tensor of the user or which state each is, and what the plan has of it."""
+    memory = model.memory()
+    for end, tensors in enumerate((model.inputs, model.outputs)):
+        state = {pair[end]: k for k, pair in enumerate(model.places)}
+        found: list[Numbers] = []
+        for i in range(max(len(tensors), 1 + max(state))):
+            if i not in state:
+                number = sum(k not in state for k in range(i))
+                found.append([number, *_part(tensors[i], is_output=end == 1)])
+            elif end == 1 and is_first:
+                array, axis = memory[state[i]]
+                found.append([state[i], APPENDED, axis, array.nbytes // math.prod(array.shape[: axis + 1])])
+            else:
+                found.append([state[i], KEPT, 0, 0])
+        yield found
+
+
+def _part(tensor: StateTensor, *, is_output: bool) -> Numbers:
+    """Return what a plan has of a tensor that is no state, along which axis, and the bytes of a row."""
+    roles = [(i, role) for i, role in enumerate(tensor.axes) if role in (PAST, ROWS, TOTAL)]
+    if not roles:
+        return [WHOLE, 0, 0]
+    (axis, role), *more = roles
+    if more or role == PAST or (role == TOTAL and is_output):
+        kind = "output" if is_output else "input"
+        what = f"the {kind} {tensor.name!r} has {' and '.join(role for _, role in roles)} rows"
+        raise UnsupportedError(what, expected=f"{'new rows' if is_output else 'new rows or all rows'}, in C")
+    size = math.prod(int(n) for n in tensor.axes[axis + 1 :]) * DType(tensor.dtype).size_bytes
+    return [NEW if role == ROWS else ALL, axis, size]
+
+
+def _written(head: Numbers, plans: Sequence[Numbers], forms: Sequence[_Form]) -> bytes:
+    """Return all numbers; `plans` are without their own number."""
+    found, places = [0, *head], []
+    for i, own in enumerate(plans):
+        places.append(len(found))
+        found += [i, *own]
+    found[0] = len(found)
+    return np.array([*found, *_list([form.numbers(places) for form in forms])], np.int64).tobytes()
 
 
 def _fixed(plan: PlanRecord) -> RangePlan:
@@ -44,31 +150,22 @@ def _fixed(plan: PlanRecord) -> RangePlan:
     return RangePlan((), inputs, (), is_exact=True)
 
 
-def _measured(served: Sequence[RangePlan], dimensions: Sequence[Dimension]) -> dict[int, list[Sizes]]:
-    """Return the sizes at which kernels were measured, by the number of the plan that is chosen there."""
-    choice, found = PlanChoice(dimensions, served), dict[int, list[Sizes]]()
-    for sizes in dict.fromkeys(at.sizes for plan in served for at in plan.measured):
-        if all(d.low <= n <= d.high for d, n in zip(dimensions, sizes, strict=True)):
-            found.setdefault(choice.number(sizes), []).append(sizes)
-    return found
+def _axes(inputs: Sequence[Sequence[tuple[Factor, ...]]], dimensions: Sequence[Dimension]) -> Numbers:
+    return _list([[i, *_list([_axis(factors, dimensions) for factors in form])] for i, form in enumerate(inputs)])
 
 
-def _plan(
-    number: int, plan: PlanRecord, served: RangePlan, dimensions: Sequence[Dimension], chosen: Sequence[Sizes]
-) -> Numbers:
-    inputs = [_list([_axis(factors, dimensions) for factors in form]) for form in served.inputs]
-    given = list(zip(plan.inputs, served.inputs, strict=False))  # hidden inputs come last
-    outputs = served.outputs or [()] * len(plan.outputs)
-    rest = [
-        *_list(inputs),
-        *_list([_cost(cost) for cost in served.costs]),
-        *_list(chosen),
-        *_list([_spans(tensor, () if served.is_exact else form) for tensor, form in given]),
+def _plan(plan: PlanRecord, served: RangePlan, inputs: Sequence[Numbers], outputs: Sequence[Numbers]) -> Numbers:
+    """Return the numbers of a plan; `inputs` and `outputs` say what it has of which tensor or state."""
+
+    def tensors(records: Sequence[TensorRecord], forms: Sequence[Form], parts: Sequence[Numbers]) -> Iterator[Numbers]:
+        for tensor, form, part in zip(records, forms, parts, strict=False):  # hidden inputs come last
+            yield [*_spans(tensor, () if served.is_exact or part[1] == KEPT else form), *part]
+
+    return [
+        *_list(list(tensors(plan.inputs, served.inputs, inputs))),
         *(n for hidden in served.hidden for n in _hidden(hidden)),
-        *(n for tensor, form in zip(plan.outputs, outputs, strict=True) for n in _spans(tensor, form)),
+        *(n for own in tensors(plan.outputs, served.outputs or [()] * len(plan.outputs), outputs) for n in own),
     ]
-    own = [number, int(served.is_exact), *served.sizes]
-    return [1 + len(own) + len(rest), *own, *rest]
 
 
 def _list(parts: Sequence[Sequence[int]]) -> Numbers:
@@ -108,13 +205,6 @@ def _spans(tensor: TensorRecord, form: Sequence[tuple[Factor, ...]]) -> Numbers:
     axes = [Factor(math.prod(f.size for f in axis), parts=(axis,)) for axis in form[:count]]
     unit = math.prod(tensor.type.shape[count:]) * tensor.type.dtype.size_bytes
     return [unit, math.prod(axis.size for axis in axes), *_valid(axes)]
-
-
-def _cost(cost: Cost) -> Numbers:
-    times = [sample.time_ns for sample in cost.samples]
-    low, high = (min(times) / 2, 2 * max(times)) if times else (-math.inf, math.inf)
-    terms = [[[*term.exponents, _bits(term.coefficient)] for term in side] for side in (cost.above, cost.below)]
-    return [cost.step, _bits(low), _bits(high), *cost.scales, *(n for side in terms for n in _list(side))]
 
 
 def _hidden(hidden: Hidden) -> Numbers:

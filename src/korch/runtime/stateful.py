@@ -139,9 +139,7 @@ class StatefulExecutable(ShapedExecutable):
     @cached_property
     def state_inputs(self) -> dict[int, int]:
         """The position of the output of each state, by that of its input; the scales of states come last."""
-        model = self.described
-        found = {state.input: state.output for state in model.states}
-        return found | {len(model.inputs) + k: len(model.outputs) + k for k in range(len(model.with_scales))}
+        return dict(self.described.places)
 
     @cached_property
     def plain_outputs(self) -> list[str]:
@@ -234,18 +232,30 @@ class StatefulExecutable(ShapedExecutable):
         Raises:
             ArtifactError: it is damaged, has another schema, or is for another machine.
         """
-        found: list[tuple[StatefulModel, list[Steps]]] = []
-
-        def read_more(archive: zipfile.ZipFile) -> None:
-            data = read_object(archive.read(STATES), STATES)
-            steps = [read_record(Steps, own, "steps") for own in data["steps"]]
-            found.append((read_record(StatefulModel, data["model"], "model"), steps))
-
-        artifacts, shared = read_shaped(path, FORMAT, (STATES,), read_more)
+        artifacts, shared, described, steps = read_stateful(path)
         try:
-            return cls(artifacts, shared, *found[0])
+            return cls(artifacts, shared, described, steps)
         except (ValueError, TypeError, IndexError) as error:
             raise ArtifactError("it is damaged", where=str(path)) from error
+
+
+def read_stateful(
+    path: str | os.PathLike[str] | IO[bytes],
+) -> tuple[list[Artifact], Shared, StatefulModel, list[Steps]]:
+    """Read a file that `StatefulExecutable.save` wrote.
+
+    Raises:
+        ArtifactError: it is damaged, has another schema, or is for another machine.
+    """
+    found: list[tuple[StatefulModel, list[Steps]]] = []
+
+    def read_more(archive: zipfile.ZipFile) -> None:
+        data = read_object(archive.read(STATES), STATES)
+        steps = [read_record(Steps, own, "steps") for own in data["steps"]]
+        found.append((read_record(StatefulModel, data["model"], "model"), steps))
+
+    artifacts, shared = read_shaped(path, FORMAT, (STATES,), read_more)
+    return artifacts, shared, *found[0]
 
 
 class _Rows:
@@ -327,9 +337,8 @@ class Session:
         """Return the memory of the first rows of each state, and of the scales of bytes, which later runs change."""
         return [array[_part(axis, 0, length)] for array, axis in zip(self._memory.arrays, self._axes, strict=True)]
 
-    def _keep(self, states: Sequence[Array], length: int) -> None:
-        """Set the first rows of each state."""
-        stored = self.executable.described.stored(states)
+    def _keep(self, stored: Sequence[Array], length: int) -> None:
+        """Set the first rows of each array of the memory."""
         for array, own, axis in zip(stored, self._memory.arrays, self._axes, strict=True):
             own[_part(axis, 0, length)] = array
 
@@ -349,7 +358,7 @@ class Session:
             raise InputError(f"{len(arrays)} states are given", "session", f"{len(tensors)}: {names}")
         accepted = [type_at(t, length, 0).accept(a) for t, a in zip(tensors, arrays, strict=True)]
         self.truncate(0)
-        self._keep(accepted, length)
+        self._keep(model.stored(accepted), length)
         self.length = length
 
     def __del__(self) -> None:
@@ -439,7 +448,7 @@ class Session:
             empty = [np.zeros(t.shape(0, rows), DType(t.dtype).numpy) for t in executable.described.inputs]
             inputs = [empty[i] if i in kept else next(left) for i in range(len(empty))]
             found = executable.fitting(0, rows).run(inputs)
-            self._keep([found[state.output] for state in executable.described.states], rows)
+            self._keep([found[output] for output in kept.values()], rows)
         self.length += rows
         outputs = set(kept.values())
         return tuple(array for i, array in enumerate(found) if i not in outputs)

@@ -40,7 +40,7 @@ from korch.runtime.each_isa import best_content
 from korch.runtime.machine import best_isa
 from korch.runtime.record import PlanRecord
 from korch.runtime.shaped import Shared
-from korch.runtime.sizes import sizes_of_plans
+from korch.runtime.sizes import sizes_of_plans, sizes_of_states
 from korch.runtime.weights import CHUNK_BYTES, Weights
 from korch.system.alignment import align_up
 from korch.system.libraries import ONNXRUNTIME, find_onnxruntime
@@ -48,7 +48,7 @@ from korch.system.native import runtime_path
 from korch.system.native_build import FOLDER
 
 FORMAT = "korch-folder"
-SCHEMA = 4
+SCHEMA = 5
 RUNTIME = "libkorch_runtime.so"
 HEADER = "korch.h"
 KERNELS = "kernels.a"
@@ -100,11 +100,12 @@ def unpack(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Unpa
     Raises:
         ArtifactError: the artifact can't be read, or the folder can't be written.
         OptionError: the folder is not empty.
-        UnsupportedError: the artifact is for a CUDA device, or has parts that run on the host.
+        UnsupportedError: the artifact is for a CUDA device, has parts that run on the host, or has rows that programs
+            in C can't give or take.
     """
     target = Path(os.path.realpath(folder))
     _check_folder(target)
-    artifacts, shared, ranges = _read(path)
+    artifacts, shared, sizes = _read(path)
     _check_names(shared.sources, path)
     plans = [artifact.plan for artifact in artifacts]
     brought, missing = _companions(plans)
@@ -113,7 +114,7 @@ def unpack(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Unpa
         HEADER: [(FOLDER / HEADER).read_bytes()],
         KERNELS: [shared.objects[best_isa(shared.objects)]],
         WEIGHTS: weight_chunks(shared.weights, shared.places),
-        SIZES: [sizes_of_plans(plans, ranges)],
+        SIZES: [sizes],
         **{f"plans/{i}.json": [plan.to_json().encode()] for i, plan in enumerate(plans)},
         **{SOURCES + name: [text.encode()] for name, text in sorted(shared.sources.items())},
     }
@@ -145,8 +146,8 @@ def unpack(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Unpa
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     shown = (RUNTIME, HEADER, KERNELS, WEIGHTS, SIZES, *brought)
-    sizes = {name: (target / name).stat().st_size for name in shown}
-    return Unpacked(Path(folder), sizes, tuple(brought), missing, plans[0].threads, flags)
+    lengths = {name: (target / name).stat().st_size for name in shown}
+    return Unpacked(Path(folder), lengths, tuple(brought), missing, plans[0].threads, flags)
 
 
 def weight_chunks(weights: Weights, places: Sequence[Sequence[int]]) -> Iterator[bytes]:
@@ -164,16 +165,18 @@ def weight_chunks(weights: Weights, places: Sequence[Sequence[int]]) -> Iterator
         yield weights.block[begin : begin + CHUNK_BYTES].tobytes()
 
 
-def _read(path: str | os.PathLike[str]) -> tuple[Sequence[Artifact], Shared, ranged.Ranges | None]:
+def _read(path: str | os.PathLike[str]) -> tuple[Sequence[Artifact], Shared, bytes]:
+    """Return the plans, what they share, and the numbers that say how they serve sizes."""
     kind, content = best_content(path)
     if kind == shaped.FORMAT:
-        return *shaped.read_shaped(content), None
+        artifacts, shared = shaped.read_shaped(content)
+        return artifacts, shared, sizes_of_plans([artifact.plan for artifact in artifacts])
     if kind == ranged.FORMAT:
-        return ranged.read_ranged(content)
+        artifacts, shared, ranges = ranged.read_ranged(content)
+        return artifacts, shared, sizes_of_plans([artifact.plan for artifact in artifacts], ranges)
     if kind == stateful.FORMAT:
-        raise UnsupportedError(
-            "it has states, which only Python keeps", where=str(path), expected="an artifact without states"
-        )
+        artifacts, shared, model, steps = stateful.read_stateful(content)
+        return artifacts, shared, sizes_of_states([artifact.plan for artifact in artifacts], model, steps)
     if kind not in (artifact_module.FORMAT, ""):
         raise UnsupportedError(
             "it is for a CUDA device, or parts of it run on the host: only Python runs it",
@@ -181,7 +184,8 @@ def _read(path: str | os.PathLike[str]) -> tuple[Sequence[Artifact], Shared, ran
             expected="an artifact for the CPU without parts on the host",
         )
     found = read_artifact(content)
-    return [found], Shared(found.objects, found.sources, found.weights, [range(len(found.weights))]), None
+    shared = Shared(found.objects, found.sources, found.weights, [range(len(found.weights))])
+    return [found], shared, sizes_of_plans([found.plan])
 
 
 def _check_folder(folder: Path) -> None:
