@@ -25,7 +25,7 @@ from korch.runtime.executable import Executable
 from korch.runtime.generate import Sampling, generate
 from korch.runtime.runnable import random_feeds
 from korch.runtime.sizes import sizes_of_states
-from korch.runtime.stateful import Session, StatefulExecutable
+from korch.runtime.stateful import Session, StatefulExecutable, States
 from korch.runtime.unpack import unpack
 from tests.support.c_code import program_of
 from tests.support.c_session import Session as InC
@@ -370,7 +370,7 @@ def test_what_only_python_gives_or_takes_is_refused(executable) -> None:
         (replace(known, outputs=(*known.outputs[:-1], logits)), "output 'logits' has total rows; expected new rows"),
     ):
         with pytest.raises(UnsupportedError, match=message):
-            sizes_of_states(plans, changed, executable.steps)
+            sizes_of_states(plans, States(changed, executable.steps))
 
 
 def test_the_c_program_of_the_documentation_finds_the_tokens(executable, tmp_path) -> None:

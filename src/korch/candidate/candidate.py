@@ -152,6 +152,11 @@ class Offer:
     is_loop_nest: bool = False
     guess_ns: int = 0
 
+    @property
+    def layouts(self) -> str:
+        """The layouts as text."""
+        return f"({', '.join(map(str, self.inputs))}) -> ({', '.join(map(str, self.outputs))})"
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -241,9 +246,7 @@ class Candidate:
 
     def __str__(self) -> str:
         ops = " ".join(p.op for p in self.group.body.primitives) or "layout change"
-        inputs = ", ".join(map(str, self.offer.inputs))
-        outputs = ", ".join(map(str, self.offer.outputs))
-        return f"{self.key[:8]} {self.provider} [{ops}] ({inputs}) -> ({outputs})"
+        return f"{self.key[:8]} {self.provider} [{ops}] {self.offer.layouts}"
 
 
 def _needed_bytes(body: PrimitiveGraph, value: int) -> int:

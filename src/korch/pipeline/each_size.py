@@ -20,7 +20,7 @@ from korch.pipeline.optimize import Watch, build_run, optimize_run, plan_run
 from korch.pipeline.run import Run, Template
 from korch.pipeline.source import Source
 from korch.ranges.exact import all_sizes, count_sizes, exact_plans, has_free_windows, windowed_axes
-from korch.ranges.form import Dimension, Sizes
+from korch.ranges.form import Sizes, sizes_text
 from korch.ranges.lockstep import Samples
 from korch.ranges.samples import sample
 from korch.report.progress import Progress, Update
@@ -53,7 +53,7 @@ def has_time_for_each(source: Source, options: Options, deadline: Deadline) -> b
     `deadline`: the time at which the artifact must be on disk.
     """
     dimensions, limits = source.dimensions, options.search
-    count, ends = count_sizes(dimensions), (_highest(dimensions), _lowest(dimensions))
+    count, ends = count_sizes(dimensions), (tuple(d.high for d in dimensions), tuple(d.low for d in dimensions))
     if count == 1:
         return False
     largest = source.primitives(ends[0])
@@ -89,11 +89,11 @@ def optimize_each(
     """
     dimensions = source.dimensions
     sizes = all_sizes(dimensions)
-    plans = exact_plans(sample(dimensions, _highest(dimensions), source.primitives), sizes)
+    plans = exact_plans(sample(dimensions, tuple(d.high for d in dimensions), source.primitives), sizes)
     templates: list[Template] = []
 
     def run_of(own: Sizes, end: Deadline, template: Template | None = None) -> Run:
-        text = ", ".join(f"{d}={n * d.step}" for d, n in zip(dimensions, own, strict=True))
+        text = sizes_text(dimensions, own)
         progress(Update("frontend", f"a plan for {text}" + (" with the kernels of the first" if template else "")))
         model, binding = source.bound(own)
         budget_s = None if end.left_s is None else max(LEAST_S, end.left_s)
@@ -155,11 +155,3 @@ def _executable(run: Run) -> Executable:
     if not isinstance(executable, Executable):
         raise AssertionError("an executable of another target")
     return executable
-
-
-def _lowest(dimensions: tuple[Dimension, ...]) -> Sizes:
-    return tuple(d.low for d in dimensions)
-
-
-def _highest(dimensions: tuple[Dimension, ...]) -> Sizes:
-    return tuple(d.high for d in dimensions)

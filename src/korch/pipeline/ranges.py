@@ -24,7 +24,7 @@ from korch.pipeline.run import Run
 from korch.pipeline.source import Source
 from korch.primitive.op import Array
 from korch.ranges.exact import count_sizes
-from korch.ranges.form import Dimension, Sizes
+from korch.ranges.form import Dimension, Sizes, sizes_text
 from korch.ranges.lockstep import HINT
 from korch.ranges.masked import masked, share_of
 from korch.ranges.samples import upper_sizes
@@ -84,7 +84,7 @@ def optimize_ranges(
         _compare(
             standard_of(model, model, replace(options, inputs=given)),
             executable(*given.values()),
-            _text(source.dimensions, sizes),
+            sizes_text(source.dimensions, sizes),
         )
     return executable
 
@@ -135,7 +135,7 @@ def plans_for_all(
         begun_s, left_s = time.monotonic(), deadline.left_s
         if i and left_s is not None and left_s < fixed_s:
             break  # the first plan serves these sizes, too
-        progress(Update("frontend", f"a plan for sizes up to {_text(dimensions, sizes)}"))
+        progress(Update("frontend", f"a plan for sizes up to {sizes_text(dimensions, sizes)}"))
         work, pace = work_of(source.primitives(sizes)), slowness()
         checks = _checked_sizes(dimensions, columns, sizes, _checked_share(work, left_s, pace), limits)
         needed = checks[: 1 + CHECKED_SIZES]
@@ -169,12 +169,12 @@ def plans_for_all(
         for checked in (*checks[1:], *({_highs(dimensions, sizes)} - {*checks})):
             if checked not in needed and not _has_time(end, pace * work.reference_s * share_of(checked, sizes)):
                 break
-            progress(Update("build", f"comparing with the model at {_text(dimensions, checked)}"))
+            progress(Update("build", f"comparing with the model at {sizes_text(dimensions, checked)}"))
             model = source.primitives(checked)
             standard = standard_of(model, model, options)
             for _, executable in executables:
                 outputs = padded_run(executable, whole.plan, checked, list(standard.inputs.values()))
-                _compare(standard, outputs, _text(dimensions, checked))
+                _compare(standard, outputs, sizes_text(dimensions, checked))
         plans += [replace(plan, costs=own) for plan, own in zip(served, costs, strict=True)]
         fixed_s = time.monotonic() - begun_s - run.stage_seconds["orchestrate"]
     return found, Ranges(dimensions, tuple(plans))
@@ -294,7 +294,3 @@ def _compare(standard: Standard, outputs: Sequence[Array], at: str) -> None:
             if standard.overflows
             else "Give the sizes that you need, separated by commas, or report this with the model",
         )
-
-
-def _text(dimensions: Sequence[Dimension], sizes: Sizes) -> str:
-    return ", ".join(f"{d}={n * d.step}" for d, n in zip(dimensions, sizes, strict=True))

@@ -38,7 +38,7 @@ from korch.runtime.combine import combine
 from korch.runtime.record import ModelRecord
 from korch.runtime.rows import RowCounter, StatefulModel, StateTensor
 from korch.runtime.runnable import random_feeds
-from korch.runtime.stateful import StatefulExecutable, Steps
+from korch.runtime.stateful import StatefulExecutable, States, Steps
 from korch.system.deadline import Deadline
 from korch.validation.standard import standard_of
 
@@ -374,7 +374,7 @@ def optimize_stateful(
     for i, artifact in enumerate(artifacts):
         model = replace(artifact.plan.model, path=record.path, sha256=record.sha256)
         artifacts[i] = replace(artifact, plan=replace(artifact.plan, model=model))
-    executable = StatefulExecutable(artifacts, shared, known.described(), tuple(steps))
+    executable = StatefulExecutable(artifacts, shared, States(known.described(), tuple(steps)))
     executable.described = replace(executable.described, is_causal=_is_causal(executable))
     if known.kept is not None:
         executable.described = replace(executable.described, kept_error=_kept_error(known, executable))

@@ -53,6 +53,11 @@ class Dimension:
         return steps if rest == 0 and self.low <= steps <= self.high else None
 
 
+def sizes_text(dimensions: Sequence[Dimension], sizes: Sizes) -> str:
+    """Return sizes with the names of their dimensions."""
+    return ", ".join(f"{d}={n * d.step}" for d, n in zip(dimensions, sizes, strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class Extent:
     """floor((times · n + plus) / over), with n the size of a dimension, rounded up to a multiple of `step`.

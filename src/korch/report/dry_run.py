@@ -118,14 +118,11 @@ def dry_run(steps: Sequence[Candidate], meter: CudaMeter, report: Report) -> Dry
                 )
             else:
                 launches.append(LaunchReport(launch.symbol, launch.grid, launch.warps, failure=cubin.message))
-        inputs, outputs = (
-            ", ".join(map(str, layouts)) for layouts in (candidate.offer.inputs, candidate.offer.outputs)
-        )
         kernels.append(
             KernelReport(
                 candidate.provider,
                 " ".join(p.op for p in candidate.group.body.primitives) or "layout change",
-                f"({inputs}) -> ({outputs})",
+                candidate.offer.layouts,
                 meter.bound_ns(candidate),
                 tuple(launches),
                 kernel.reason if isinstance(kernel, Refusal) else "",

@@ -52,11 +52,10 @@ def _grouping(row: Grouping) -> GroupingRecord:
 
 def _row(candidate: Candidate, ledger: Ledger) -> Rival:
     record = ledger.known(candidate)
-    inputs, outputs = (", ".join(map(str, layouts)) for layouts in (candidate.offer.inputs, candidate.offer.outputs))
     failure = excerpt(f"{record.kind}: {record.message}", 120) if isinstance(record, Failed) else ""
     cost_ns = ledger.cost_ns(candidate)[0]
-    layouts = f"({inputs}) -> ({outputs})"
-    return Rival(candidate.provider, candidate.offer.variant, layouts, cost_ns, isinstance(record, Measured), failure)
+    offer = candidate.offer
+    return Rival(candidate.provider, offer.variant, offer.layouts, cost_ns, isinstance(record, Measured), failure)
 
 
 def _order(row: Rival) -> tuple[bool, bool, int]:

@@ -8,6 +8,7 @@ Source: the Trace Event Format, "complete events".
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
@@ -40,18 +41,22 @@ def trace(plan: PlanRecord, profile: Profile, threads: Threads | None = None, re
         kernel_ns = [float(time_ns) for time_ns in threads.typical.kernel_ns]
         names = {0: "kernels"} | {n + 1: f"thread {n}" for n in range(threads.threads)}
         note = CALLING_ONLY
-    events: list[dict[str, Any]] = [
-        {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": plan.model.path or "model"}}
-    ]
-    for row, name in names.items():
-        events.append({"name": "thread_name", "ph": "M", "pid": 1, "tid": row, "args": {"name": name}})
-        events.append({"name": "thread_sort_index", "ph": "M", "pid": 1, "tid": row, "args": {"sort_index": row}})
+    events = _titles(1, plan.model.path or "model", names)
     events += _kernels(plan, profile, kernel_ns)
     if threads is not None:
         events += _threads(plan, threads)
         if (run := threads.typical_tasks) is not None:
             events += _tasks(plan, run, threads.threads)
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"threads": note}}
+
+
+def _titles(process: int, title: str, rows: Mapping[int, str]) -> list[dict[str, Any]]:
+    """Return the events that name a process and its rows."""
+    events: list[dict[str, Any]] = [{"name": "process_name", "ph": "M", "pid": process, "args": {"name": title}}]
+    for row, name in rows.items():
+        events.append({"name": "thread_name", "ph": "M", "pid": process, "tid": row, "args": {"name": name}})
+        events.append({"name": "thread_sort_index", "ph": "M", "pid": process, "tid": row, "args": {"sort_index": row}})
+    return events
 
 
 def _kernels(plan: PlanRecord, profile: Profile, kernel_ns: list[float]) -> list[dict[str, Any]]:
@@ -106,10 +111,7 @@ def _threads(plan: PlanRecord, threads: Threads) -> list[dict[str, Any]]:
 def _tasks(plan: PlanRecord, run: TaskRun, threads: int) -> list[dict[str, Any]]:
     """Return the rows of a run as tasks; in the trace they are a separate process."""
     rows = {0: "critical path"} | {n + 1: f"thread {n}" for n in range(threads)}
-    events: list[dict[str, Any]] = [{"name": "process_name", "ph": "M", "pid": 2, "args": {"name": "a run as tasks"}}]
-    for row, name in rows.items():
-        events.append({"name": "thread_name", "ph": "M", "pid": 2, "tid": row, "args": {"name": name}})
-        events.append({"name": "thread_sort_index", "ph": "M", "pid": 2, "tid": row, "args": {"sort_index": row}})
+    events = _titles(2, "a run as tasks", rows)
     events += (_task(plan, run, span, span.thread + 1) for span in run.spans if not span.is_wait or span.time_ns)
     events += (_task(plan, run, span, 0) for span in run.critical_path())
     return events

@@ -7,28 +7,24 @@ of an executable for several shapes, plus `ranges.json`: the dimensions, and the
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
 from korch.errors import ArtifactError, InputError
 from korch.primitive.op import Array
-from korch.ranges.form import Dimension, Factor, Sizes
+from korch.ranges.form import Dimension, Factor, Sizes, sizes_text
 from korch.ranges.plan import RangePlan
-from korch.records import plain, read_object, read_record
-from korch.runtime.artifact import Archive, Artifact
+from korch.runtime.artifact import Artifact
 from korch.runtime.choice import PlanChoice
 from korch.runtime.executable import Executable
 from korch.runtime.padding import NO_STATES, Fitting, PaddedPlan, size_at
 from korch.runtime.runnable import ArrayType, Runnable, TensorInfo, Timing
-from korch.runtime.shaped import ShapedExecutable, Shared, read_shaped
+from korch.runtime.shaped import ShapedExecutable, Shared
 
 if TYPE_CHECKING:
     from korch.runtime.report import KernelCost, Report, ShapedReport, SizeRecord
@@ -61,6 +57,7 @@ class RangedExecutable(ShapedExecutable):
     """
 
     format = FORMAT
+    more: ClassVar[Mapping[str, type[Any]]] = {RANGES: Ranges}
 
     def __init__(self, artifacts: Sequence[Artifact], shared: Shared, ranges: Ranges) -> None:
         """Load the plans of one library.
@@ -248,23 +245,10 @@ class RangedExecutable(ShapedExecutable):
         """Time runs with padding and cutting."""
         return Runnable.time(self, arrays, repeat)
 
-    def archive(self) -> Archive:
-        """Return the content of its file."""
-        found = super().archive()
-        return replace(found, members={RANGES: json.dumps(plain(self.ranges)).encode(), **found.members})
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> Self:
-        """Load a file that `save` wrote.
-
-        Raises:
-            ArtifactError: it is damaged, has another schema, or is for another machine.
-        """
-        artifacts, shared, ranges = read_ranged(path)
-        try:
-            return cls(artifacts, shared, ranges)
-        except (ValueError, TypeError, IndexError) as error:
-            raise ArtifactError("it is damaged", where=str(path)) from error
+    @property
+    def further(self) -> tuple[object, ...]:
+        """The ranges, which are in its file, too."""
+        return (self.ranges,)
 
     @property
     def _largest(self) -> tuple[Executable, RangePlan]:
@@ -280,7 +264,7 @@ class RangedExecutable(ShapedExecutable):
         return f"up to {self._sizes_text(plan.sizes)}{timed}"
 
     def _sizes_text(self, sizes: Sizes) -> str:
-        return ", ".join(f"{d}={n * d.step}" for d, n in zip(self.ranges.dimensions, sizes, strict=True))
+        return sizes_text(self.ranges.dimensions, sizes)
 
 
 def _between(low: int | str, high: int | str) -> int | str:
@@ -292,18 +276,3 @@ def _kernel_costs(executable: Executable, plan: RangePlan) -> tuple[KernelCost, 
 
     numbers = [(i, step.provider) for i, step in enumerate(executable.plan.steps) if step.runs]
     return tuple(KernelCost(i, name, cost) for (i, name), cost in zip(numbers, plan.costs, strict=False))
-
-
-def read_ranged(path: str | os.PathLike[str] | IO[bytes]) -> tuple[list[Artifact], Shared, Ranges]:
-    """Read a file that `RangedExecutable.save` wrote.
-
-    Raises:
-        ArtifactError: it is damaged, has another schema, or is for another machine.
-    """
-    found: list[Ranges] = []
-
-    def read_more(archive: zipfile.ZipFile) -> None:
-        found.append(read_record(Ranges, read_object(archive.read(RANGES), RANGES), "ranges"))
-
-    artifacts, shared = read_shaped(path, FORMAT, (RANGES,), read_more)
-    return artifacts, shared, found[0]

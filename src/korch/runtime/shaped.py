@@ -11,16 +11,15 @@ from __future__ import annotations
 import io
 import json
 import os
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
 from korch.errors import ArtifactError, InputError, OptionError
 from korch.primitive.op import Array
-from korch.records import read_object
+from korch.records import plain, read_object, read_record
 from korch.runtime.artifact import (
     ARCHIVE,
     OBJECTS,
@@ -67,11 +66,13 @@ class ShapedExecutable(Runnable):
 
     Attributes:
         format: the name of its file's format.
+        more: the classes of the further records in its file, by the member's name; `further` has these records.
         executables: the plans.
         plans: the executables by the shapes of their inputs.
     """
 
     format = FORMAT
+    more: ClassVar[Mapping[str, type[Any]]] = {}
 
     def __init__(self, artifacts: Sequence[Artifact], shared: Shared) -> None:
         """Load the plans.
@@ -176,7 +177,13 @@ class ShapedExecutable(Runnable):
             members[f"plans/{i}.korch"] = archive_of(artifact).to_bytes()
         members |= {SOURCES + name: text.encode() for name, text in sorted(shared.sources.items())}
         members[WEIGHTS] = shared.weights
-        return Archive({"format": self.format, "schema": SCHEMA}, members)
+        further = zip(self.more, (json.dumps(plain(record)).encode() for record in self.further), strict=True)
+        return Archive({"format": self.format, "schema": SCHEMA}, {**dict(further), **members})
+
+    @property
+    def further(self) -> tuple[object, ...]:
+        """The further records in its file, in the order of `more`."""
+        return ()
 
     @classmethod
     def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> Self:
@@ -185,9 +192,9 @@ class ShapedExecutable(Runnable):
         Raises:
             ArtifactError: it is damaged, has another schema, or is for another machine.
         """
-        artifacts, shared = read_shaped(path)
+        found = read_shaped(path, cls)
         try:
-            return cls(artifacts, shared)
+            return cls(*found)
         except (ValueError, TypeError, IndexError) as error:
             raise ArtifactError("it is damaged", where=str(path)) from error
 
@@ -210,31 +217,22 @@ def check_different(executables: Sequence[Executable]) -> None:
 
 
 def read_shaped(
-    path: str | os.PathLike[str] | IO[bytes],
-    kind: str = FORMAT,
-    more: Sequence[str] = (),
-    read_more: Callable[[zipfile.ZipFile], None] = lambda archive: None,
-) -> tuple[list[Artifact], Shared]:
-    """Read a file that `ShapedExecutable.save` wrote: the plans, and the parts that they share.
-
-    Args:
-        path: the file.
-        kind: the name of its format.
-        more: names of additional members that it must have.
-        read_more: reads the additional members.
+    path: str | os.PathLike[str] | IO[bytes], kind: type[ShapedExecutable] = ShapedExecutable
+) -> tuple[Any, ...]:
+    """Return the plans of a file, the parts that they share, and the records of `kind.more`.
 
     Raises:
         ArtifactError: it is damaged, has another schema, or is for another machine.
     """
-    with read_archive(path, kind, SCHEMA, (PROGRAM, WEIGHTS, *more)) as archive:
-        read_more(archive)
+    with read_archive(path, kind.format, SCHEMA, (PROGRAM, WEIGHTS, *kind.more)) as archive:
+        more = [read_record(one, read_object(archive.read(name), name), name) for name, one in kind.more.items()]
         places = read_object(archive.read(PROGRAM), PROGRAM)["weights"]
         weights = read_weights(archive)
         if not places or any(not 0 <= i < len(weights) for chosen in places for i in chosen):
             raise ValueError("a plan takes weights that are not there")
         artifacts = [read_artifact(io.BytesIO(archive.read(f"plans/{i}.korch"))) for i in range(len(places))]
         objects = read_folder(archive, OBJECTS, ARCHIVE)
-        return artifacts, Shared(objects, read_texts(archive), weights, places)
+        return artifacts, Shared(objects, read_texts(archive), weights, places), *more
 
 
 def _shapes(artifact: Artifact) -> Shapes:

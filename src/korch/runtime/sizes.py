@@ -33,7 +33,7 @@ from korch.runtime.choice import PlanChoice
 from korch.runtime.ranged import Ranges
 from korch.runtime.record import PlanRecord, TensorRecord
 from korch.runtime.rows import StatefulModel, StateTensor
-from korch.runtime.stateful import Steps
+from korch.runtime.stateful import States
 
 Numbers = list[int]
 Form = Sequence[tuple[Factor, ...]]
@@ -82,13 +82,14 @@ def sizes_of_plans(plans: Sequence[PlanRecord], ranges: Ranges | None = None) ->
     return _written([len(dimensions), 0, 0, 0, *_list([])], rows, forms)
 
 
-def sizes_of_states(plans: Sequence[PlanRecord], model: StatefulModel, steps: Sequence[Steps]) -> bytes:
+def sizes_of_states(plans: Sequence[PlanRecord], states: States) -> bytes:
     """Return the numbers of the plans of a model with states.
 
     Raises:
         UnsupportedError: a tensor has rows that programs in C can't give or take.
     """
-    states = [[math.prod(a.shape[:axis]), a.nbytes // math.prod(a.shape[: axis + 1])] for a, axis in model.memory()]
+    model, steps = states.model, states.steps
+    sizes = [[math.prod(a.shape[:axis]), a.nbytes // math.prod(a.shape[: axis + 1])] for a, axis in model.memory()]
     given = [(i, tensor) for i, tensor in enumerate(model.inputs) if i not in dict(model.places)]
     ends = {ROWS: [1, 1, 1, model.capacity], TOTAL: [0, 1, 1, model.capacity]}
     parts = {is_first: list(_parts_of(model, is_first=is_first)) for is_first in (False, True)}
@@ -99,7 +100,7 @@ def sizes_of_states(plans: Sequence[PlanRecord], model: StatefulModel, steps: Se
         dimensions, served = own.ranges.dimensions, own.ranges.plans
         forms.append(_Form(axes, dimensions, served, len(rows), own.rows > 0, own.rows or dimensions[0].high))
         rows += [_plan(plans[len(rows) + i], one, *parts[not own.rows]) for i, one in enumerate(served)]
-    head = [1, model.capacity, model.rows, int(model.is_causal), *_list(states)]
+    head = [1, model.capacity, model.rows, int(model.is_causal), *_list(sizes)]
     return _written(head, rows, sorted(forms, key=lambda form: -form.most))
 
 

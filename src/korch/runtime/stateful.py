@@ -7,14 +7,11 @@ first rows follows none. The file has the format of an executable for several sh
 
 from __future__ import annotations
 
-import json
 import operator
-import os
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -22,15 +19,14 @@ from korch.errors import ArtifactError, InputError, quoted
 from korch.primitive.op import Array
 from korch.primitive.types import DType
 from korch.ranges.state import PAST, ROWS, TOTAL
-from korch.records import plain, read_object, read_record
-from korch.runtime.artifact import Archive, Artifact
+from korch.runtime.artifact import Artifact
 from korch.runtime.executable import Executable
 from korch.runtime.padding import NO_STATES, Fitting
 from korch.runtime.ranged import MOST_REMEMBERED, RangedExecutable, Ranges
 from korch.runtime.record import TensorRecord
 from korch.runtime.rows import StatefulModel, StateTensor, type_at
 from korch.runtime.runnable import Runnable, TensorInfo
-from korch.runtime.shaped import ShapedExecutable, Shared, read_shaped
+from korch.runtime.shaped import ShapedExecutable, Shared
 
 if TYPE_CHECKING:
     from korch.runtime.report import KernelCost, Report, ShapedReport, SizeRecord
@@ -49,6 +45,14 @@ class Steps:
     ranges: Ranges  # how the plans serve numbers of rows: of all rows after the step, or of the first rows
 
 
+@dataclass(frozen=True, slots=True)
+class States:
+    """The states of a model, and its plans."""
+
+    model: StatefulModel  # the inputs, outputs and states
+    steps: tuple[Steps, ...]  # the plans by the number of new rows, in their order
+
+
 class StatefulExecutable(ShapedExecutable):
     """Runs a model with states: as a function of its inputs, or in sessions that keep the states.
 
@@ -58,26 +62,24 @@ class StatefulExecutable(ShapedExecutable):
     """
 
     format = FORMAT
+    more: ClassVar[Mapping[str, type[Any]]] = {STATES: States}
 
-    def __init__(
-        self, artifacts: Sequence[Artifact], shared: Shared, described: StatefulModel, steps: Sequence[Steps]
-    ) -> None:
+    def __init__(self, artifacts: Sequence[Artifact], shared: Shared, states: States) -> None:
         """Load the plans.
 
         Args:
             artifacts: the plans.
             shared: the objects, sources and weights of all plans.
-            described: the inputs, outputs and states.
-            steps: the plans by the number of new rows, in the order of `artifacts`.
+            states: the states, and the plans by the number of new rows, in the order of `artifacts`.
 
         Raises:
             ArtifactError: the objects can't be loaded here, or have other plans.
         """
         super().__init__(artifacts, shared)
-        self.described, self.steps = described, tuple(steps)
+        self.described, self.steps = states.model, states.steps
         self.by_rows: dict[int, RangedExecutable] = {}
         left = list(self.executables)
-        for own in steps:
+        for own in states.steps:
             part, left = left[: len(own.ranges.plans)], left[len(own.ranges.plans) :]
             self.by_rows[own.rows] = RangedExecutable.of_loaded(part, shared, own.ranges)
         if left or not self.by_rows.keys() - {0}:
@@ -219,43 +221,10 @@ class StatefulExecutable(ShapedExecutable):
         """Time runs of the model as a function."""
         return Runnable.time(self, arrays, repeat)
 
-    def archive(self) -> Archive:
-        """Return the content of its file."""
-        found = super().archive()
-        states = json.dumps({"model": plain(self.described), "steps": plain(self.steps)}).encode()
-        return replace(found, members={STATES: states, **found.members})
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> Self:
-        """Load a file that `save` wrote.
-
-        Raises:
-            ArtifactError: it is damaged, has another schema, or is for another machine.
-        """
-        artifacts, shared, described, steps = read_stateful(path)
-        try:
-            return cls(artifacts, shared, described, steps)
-        except (ValueError, TypeError, IndexError) as error:
-            raise ArtifactError("it is damaged", where=str(path)) from error
-
-
-def read_stateful(
-    path: str | os.PathLike[str] | IO[bytes],
-) -> tuple[list[Artifact], Shared, StatefulModel, list[Steps]]:
-    """Read a file that `StatefulExecutable.save` wrote.
-
-    Raises:
-        ArtifactError: it is damaged, has another schema, or is for another machine.
-    """
-    found: list[tuple[StatefulModel, list[Steps]]] = []
-
-    def read_more(archive: zipfile.ZipFile) -> None:
-        data = read_object(archive.read(STATES), STATES)
-        steps = [read_record(Steps, own, "steps") for own in data["steps"]]
-        found.append((read_record(StatefulModel, data["model"], "model"), steps))
-
-    artifacts, shared = read_shaped(path, FORMAT, (STATES,), read_more)
-    return artifacts, shared, *found[0]
+    @property
+    def further(self) -> tuple[object, ...]:
+        """The states and steps, which are in its file, too."""
+        return (States(self.described, self.steps),)
 
 
 class _Rows:

@@ -25,7 +25,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -168,15 +168,15 @@ def weight_chunks(weights: Weights, places: Sequence[Sequence[int]]) -> Iterator
 def _read(path: str | os.PathLike[str]) -> tuple[Sequence[Artifact], Shared, bytes]:
     """Return the plans, what they share, and the numbers that say how they serve sizes."""
     kind, content = best_content(path)
-    if kind == shaped.FORMAT:
-        artifacts, shared = shaped.read_shaped(content)
-        return artifacts, shared, sizes_of_plans([artifact.plan for artifact in artifacts])
-    if kind == ranged.FORMAT:
-        artifacts, shared, ranges = ranged.read_ranged(content)
-        return artifacts, shared, sizes_of_plans([artifact.plan for artifact in artifacts], ranges)
-    if kind == stateful.FORMAT:
-        artifacts, shared, model, steps = stateful.read_stateful(content)
-        return artifacts, shared, sizes_of_states([artifact.plan for artifact in artifacts], model, steps)
+    served: tuple[tuple[type[shaped.ShapedExecutable], Callable[..., bytes]], ...] = (
+        (shaped.ShapedExecutable, sizes_of_plans),
+        (ranged.RangedExecutable, sizes_of_plans),
+        (stateful.StatefulExecutable, sizes_of_states),
+    )
+    for one, sizes_of in served:
+        if kind == one.format:
+            artifacts, shared, *more = shaped.read_shaped(content, one)
+            return artifacts, shared, sizes_of([artifact.plan for artifact in artifacts], *more)
     if kind not in (artifact_module.FORMAT, ""):
         raise UnsupportedError(
             "it is for a CUDA device, or parts of it run on the host: only Python runs it",
