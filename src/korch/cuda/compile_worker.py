@@ -30,7 +30,11 @@ def serve() -> None:
     tempfile.tempdir = folder
     os.environ.pop("TRITON_INTERPRET", None)  # the parent may have set it to interpret kernels
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # it would name the file, which is temporary
-    os.environ.setdefault("TRITON_CACHE_DIR", folder)
+    if os.environ.setdefault("TRITON_CACHE_DIR", folder) == folder:
+        # In a new folder, no version of the compiler needs to be told from others by a hash of all its files.
+        import triton.runtime.cache
+
+        triton.runtime.cache.triton_key = str
     try:
         while True:
             launch, arch = pickle.load(sys.stdin.buffer)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from korch.primitive.types import DType
 from korch.system.alignment import round_up
 from korch.system.content_name import content_name
-from korch.tile.check.check import check_program
 from korch.tile.triton.launch import PrintedLaunches, PrintedProgram
 from korch.tile.triton.matrix import CopiedMatrix
 
@@ -191,6 +190,8 @@ def kernel_of(
     Raises:
         InvalidGraphError: a check fails.
     """
+    from korch.tile.check.check import check_program  # not needed to compile: compiler processes start faster
+
     for line in check_program(printed.program):
         logger.info("a tile program is not fully checked: %s", line)
     types = dict((*inputs, *outputs))
