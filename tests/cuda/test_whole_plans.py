@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -18,6 +19,8 @@ from korch.cuda.runtime.schedule import STREAMS, schedule
 from korch.limits import SearchLimits
 from korch.options import Options
 from korch.primitive import reference
+from korch.system.content_name import content_name
+from korch.system.scratch import write_atomically
 from korch.testing.samples import random_inputs
 from tests.support.cuda_issue import Stream, issue_on_cpu, issuer_on_cpu
 from tests.support.cuda_plan import program_of_graph, split_model
@@ -30,10 +33,14 @@ MOST_PRIMITIVES = {"tiny_efficientvit": 6, "tiny_candy": 6}
 
 
 def program_of(name, options, left_out=("torch", "torch-opaque", "tensorrt")):
-    """Return a program of some providers' kernels, and the graph as given."""
-    name, _, kind = name.partition(" in ")
-    model = build(name, **SMALLER.get(name, {}))
-    return program_of_model(in_float16(model) if kind else model, options, left_out)
+    """Return a program of some providers' kernels, and the graph as given; the first test that asks searches for it."""
+    path = options.cache_folder / content_name("program", f"{name} {options.precision} {left_out}")
+    if not path.exists():
+        model_name, _, kind = name.partition(" in ")
+        model = build(model_name, **SMALLER.get(model_name, {}))
+        found = program_of_model(in_float16(model) if kind else model, options, left_out)
+        write_atomically(path, pickle.dumps(found))  # another process may do the same
+    return pickle.loads(path.read_bytes())
 
 
 def program_of_model(model, options, left_out):
