@@ -209,7 +209,8 @@ def _measure(
     began_s = ledger.now_s()
     order = sorted(todo, key=lambda c: c.key not in needed)
     measured = measure_some(ledger, order, search.deadline, needed=len(needed))
-    ledger.begin(later)
+    if measured == len(order):  # else there is no time to measure more
+        ledger.begin(later)
     return (ledger.now_s() - began_s) / max(1.0, measured / search.limits.batch)
 
 
