@@ -39,55 +39,62 @@ ROWS = 2048
 
 @dataclass(frozen=True, slots=True)
 class RegressionTrees:
-    """Regression trees, as arrays with one row for each tree.
+    """Regression trees, whose nodes are numbered in one sequence.
 
-    A node that is a leaf compares with infinity, and is its own left child.
+    The right child of a node follows the left one. A leaf compares with infinity, and is its own left child.
     """
 
+    roots: Array  # the root of each tree
     column: Array  # the feature that each node compares
     limit: Array  # the value up to which a row goes to the left child
     left: Array  # the left child
-    right: Array  # the right child
     value: Array  # what a leaf adds
     depth: int  # the most comparisons from a root to a leaf
 
     @staticmethod
     def of(trees: Sequence[Sequence[Sequence[float]]]) -> RegressionTrees:
         """Return the trees of a file: for each node (column, limit, left, right), or (value,) for a leaf."""
-        most = max(map(len, trees))
-        shape = (len(trees), most)
-        column, left, right = (np.zeros(shape, np.int32) for _ in range(3))
-        limit, value = np.full(shape, np.inf, np.float32), np.zeros(shape, np.float32)
-        for t, nodes in enumerate(trees):
-            for n, node in enumerate(nodes):
-                left[t, n] = right[t, n] = n
-                if len(node) == 1:
-                    value[t, n] = node[0]
-                else:
-                    column[t, n], limit[t, n], left[t, n], right[t, n] = node
-        return RegressionTrees(column, limit, left, right, value, _depth(trees))
+        roots, depth = list[int](), 0
+        rows: list[tuple[float, float, int, float]] = []  # column, limit, left child, value
+        for nodes in trees:
+            roots.append(len(rows))
+            level, levels = [0], 0
+            rows.append((0, math.inf, 0, 0.0))
+            first = roots[-1]  # where the nodes of this level begin
+            while level:
+                below: list[int] = []
+                for place, n in enumerate(level, first):
+                    node = nodes[n]
+                    if len(node) == 1:
+                        rows[place] = (0, math.inf, place, node[0])
+                        continue
+                    rows[place] = (node[0], node[1], len(rows), 0.0)
+                    rows += [(0, math.inf, 0, 0.0)] * 2
+                    below += map(int, node[2:])
+                first, level, levels = first + len(level), below, levels + 1
+            depth = max(depth, levels - 1)
+        column, limit, left, value = zip(*rows, strict=True)
+        return RegressionTrees(
+            np.array(roots, np.int32),
+            np.array(column, np.int32),
+            np.array(limit, np.float32),
+            np.array(left, np.int32),
+            np.array(value, np.float32),
+            depth,
+        )
 
     def predict(self, table: Array) -> Array:
         """Return the sum of the trees' values for each row of a table of features."""
         found = np.empty(len(table), np.float32)
-        trees = np.arange(len(self.column))[None, :]
         for begin in range(0, len(table), ROWS):
-            rows = table[begin : begin + ROWS]
-            at = np.zeros((len(rows), trees.size), np.int32)
-            which = np.arange(len(rows))[:, None]
+            rows = np.ascontiguousarray(table[begin : begin + ROWS])
+            cells, before = rows.ravel(), np.arange(0, rows.size, rows.shape[1], dtype=np.int32)[:, None]
+            at = np.broadcast_to(self.roots, (len(rows), len(self.roots)))
             for _ in range(self.depth):
-                is_left = rows[which, self.column[trees, at]] <= self.limit[trees, at]
-                at = np.where(is_left, self.left[trees, at], self.right[trees, at])
-            found[begin : begin + ROWS] = self.value[trees, at].sum(1)
+                is_right = cells.take(before + self.column.take(at)) > self.limit.take(at)
+                at = self.left.take(at) + is_right
+            found[begin : begin + ROWS] = self.value.take(at).sum(1)
         return found
-
-
-def _depth(trees: Sequence[Sequence[Sequence[float]]]) -> int:
-    def below(nodes: Sequence[Sequence[float]], n: int) -> int:
-        node = nodes[n]
-        return 0 if len(node) == 1 else 1 + max(below(nodes, int(node[2])), below(nodes, int(node[3])))
-
-    return max(below(nodes, 0) for nodes in trees)
 
 
 @dataclass(frozen=True)
