@@ -10,34 +10,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from korch.primitive.types import DType
-from korch.tile.ir.program import Accumulate, Apply, At, Axis, Literal, Load, Pass, Store, TileOp
+from korch.tile.ir.program import Accumulate, At, Axis, Load, Pass, Store
+from korch.tile.lower.emit import Operations
 
 
-@dataclass
-class _Values:
-    """The operations of a pass, named in order."""
+class _Values(Operations):
+    """The operations of a pass on float32."""
 
-    ops: list[TileOp] = field(default_factory=list)
-
-    def load(self, at: At) -> str:
-        return self._add(Load(self._name, DType.F32, at.buffer, at.index))
+    def read(self, at: At) -> str:
+        return self.load(DType.F32, at.buffer, at.index)
 
     def number(self, value: float) -> str:
-        return self._add(Literal(self._name, DType.F32, value))
-
-    def apply(self, op: str, *arguments: str, dtype: DType = DType.F32) -> str:
-        return self._add(Apply(self._name, dtype, op, arguments))
-
-    @property
-    def _name(self) -> str:
-        return f"x{len(self.ops)}"
-
-    def _add(self, op: TileOp) -> str:
-        self.ops.append(op)
-        return op.name
+        return self.literal(DType.F32, value)
 
     def stored(self, axes: tuple[Axis, ...], *sinks: tuple[At, str]) -> Pass:
         """Return the pass that stores values."""
@@ -73,30 +60,30 @@ class SoftmaxRows:
     def base(self, most: At, base: At) -> Pass:
         """Return the pass that computes the base, which is subtracted from the numbers of each row."""
         values = _Values()
-        name = self._base(values, values.load(most))
+        name = self._base(values, values.read(most))
         return values.stored((self.axis,), (base, name))
 
     def _base(self, values: _Values, most: str) -> str:
-        is_least = values.apply("equal", most, values.number(-math.inf), dtype=DType.BOOL)
-        base = values.apply("where", is_least, values.number(0.0), most)
+        is_least = values.apply(DType.BOOL, "equal", most, values.number(-math.inf))
+        base = values.apply(DType.F32, "where", is_least, values.number(0.0), most)
         if not self.is_guarded:
             return base
-        is_nan = values.apply("isnan", most, dtype=DType.BOOL)
-        return values.apply("where", is_nan, values.number(math.inf), base)
+        is_nan = values.apply(DType.BOOL, "isnan", most)
+        return values.apply(DType.F32, "where", is_nan, values.number(math.inf), base)
 
     def weights(self, x: At, along: Axis, base: At, out: At | None = None) -> Pass:
         """Return the pass that computes the weights, in place if `out` is not given."""
         values = _Values()
-        name = self._weight(values, values.load(x), values.load(base))
+        name = self._weight(values, values.read(x), values.read(base))
         return values.stored((self.axis, along), (out or x, name))
 
     def _weight(self, values: _Values, x: str, base: str) -> str:
-        difference = values.apply("sub", x, base)
-        power = values.apply("exp", values.apply("min", difference, values.number(0.0)))
+        difference = values.apply(DType.F32, "sub", x, base)
+        power = values.apply(DType.F32, "exp", values.apply(DType.F32, "min", difference, values.number(0.0)))
         if not self.is_guarded:
             return power
-        is_nan = values.apply("isnan", power, dtype=DType.BOOL)
-        return values.apply("where", is_nan, values.number(0.0), power)
+        is_nan = values.apply(DType.BOOL, "isnan", power)
+        return values.apply(DType.F32, "where", is_nan, values.number(0.0), power)
 
     def rescaled(self, of_row: Callable[[str], At]) -> list[Pass]:
         """Return the pass that combines the maxima `most` of a part with the previous maxima, `top`.
@@ -105,8 +92,8 @@ class SoftmaxRows:
         previous sums in `factor`.
         """
         values = _Values()
-        top = values.load(of_row("top"))
-        above = values.apply("max", top, values.load(of_row("most")))
+        top = values.read(of_row("top"))
+        above = values.apply(DType.F32, "max", top, values.read(of_row("most")))
         base = self._base(values, above)
         factor = self._weight(values, top, base)
         sinks = ((of_row("above"), above), (of_row("base"), base), (of_row("factor"), factor))
@@ -118,17 +105,18 @@ class SoftmaxRows:
         No pass changes what it reads, because the last vector of rows may be computed twice.
         """
         values = _Values()
-        scaled = values.apply("mul", values.load(of_row("total")), values.load(of_row("factor")))
-        more = values.stored((self.axis,), (of_row("more"), values.apply("add", scaled, values.load(of_row("part")))))
+        scaled = values.apply(DType.F32, "mul", values.read(of_row("total")), values.read(of_row("factor")))
+        whole = values.apply(DType.F32, "add", scaled, values.read(of_row("part")))
+        more = values.stored((self.axis,), (of_row("more"), whole))
         after = _Values()
-        sinks = ((of_row("total"), after.load(of_row("more"))), (of_row("top"), after.load(of_row("above"))))
+        sinks = ((of_row("total"), after.read(of_row("more"))), (of_row("top"), after.read(of_row("above"))))
         return [more, after.stored((self.axis,), *sinks)]
 
     def inverted(self, total: At, inverse: At) -> Pass:
         """Return the pass that computes the factor by which to multiply the sums of a row: 1 / total."""
         values = _Values()
-        name = values.load(total)
+        name = values.read(total)
         if self.is_guarded:
             zero, one = values.number(0.0), values.number(1.0)
-            name = values.apply("where", values.apply("less", zero, name, dtype=DType.BOOL), name, one)
-        return values.stored((self.axis,), (inverse, values.apply("reciprocal", name)))
+            name = values.apply(DType.F32, "where", values.apply(DType.BOOL, "less", zero, name), name, one)
+        return values.stored((self.axis,), (inverse, values.apply(DType.F32, "reciprocal", name)))

@@ -26,7 +26,6 @@ from korch.tile.ir.program import (
     Buffer,
     Contract,
     Level,
-    Load,
     Loop,
     Panels,
     Pass,
@@ -217,8 +216,7 @@ class _Own:
                 places = self.of.values([constant(i), self.column, terms[h]], emitter.ranges)
                 x = self.of.argument(emitter, 0, places)
             else:
-                x = f"x{len(emitter.ops)}"
-                emitter.ops.append(Load(x, DType.F32, "ca", add(constant(i * self.of.copy_row), terms[h])))
+                x = emitter.load(DType.F32, "ca", add(constant(i * self.of.copy_row), terms[h]))
             place = add(constant(i * self.blocking.strip), var("j"))
             sinks.append(Accumulate(f"u{h}", place, emitter.apply(DType.F32, "mul", x, weight), "sum"))
         sums = Pass((j, Axis("r", rows, True)), "j", tuple(emitter.ops), tuple(sinks))
@@ -227,14 +225,12 @@ class _Own:
     def added(self, count: int) -> Pass:
         """Return the pass that adds the scaled sums of a block to the total."""
         emitter = self.of.fusion.emitter(self.ranges)
-        for h in range(count):
-            emitter.ops.append(Load(f"x{h}", DType.F32, f"u{h}", self.total.index))
-        emitter.ops.append(Load(f"x{count}", DType.F32, "t", self.total.index))
-        whole = "x0"
-        for h in range(1, count):
-            whole = emitter.apply(DType.F32, "add", whole, f"x{h}")
+        whole, *sums = (emitter.load(DType.F32, f"u{h}", self.total.index) for h in range(count))
+        total = emitter.load(DType.F32, "t", self.total.index)
+        for part in sums:
+            whole = emitter.apply(DType.F32, "add", whole, part)
         scaled = emitter.apply(DType.F32, "mul", whole, self.of.factor(emitter, self.first, self.column))
-        result = emitter.apply(DType.F32, "add", f"x{count}", scaled)
+        result = emitter.apply(DType.F32, "add", total, scaled)
         return Pass(self.axes, "j", tuple(emitter.ops), (store(self.total, result),))
 
     def many(self, is_copied: bool) -> tuple[Step, ...]:

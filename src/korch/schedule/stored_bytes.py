@@ -102,23 +102,22 @@ class StoredBytes(Stored):
         copy = Pass((b, k), "k", tuple(emitter.ops), (Store("x", place, name),))
 
         emitter = self.fusion.emitter(ranges)
-        emitter.ops.append(Load("x0", DType.F32, "x", place))
-        size_of = emitter.apply(DType.F32, "abs", "x0")
+        size_of = emitter.apply(DType.F32, "abs", emitter.load(DType.F32, "x", place))
         most = Pass((b, summed), "k", tuple(emitter.ops), (Accumulate("m", var("b"), size_of, "max"),))
 
         emitter = self.fusion.emitter(ranges)
-        emitter.ops.append(Load("x0", DType.F32, "m", var("b")))
-        divisor = emitter.apply(DType.F32, "max", "x0", emitter.literal(DType.F32, LEAST))
+        largest = emitter.load(DType.F32, "m", var("b"))
+        divisor = emitter.apply(DType.F32, "max", largest, emitter.literal(DType.F32, LEAST))
         inverse = emitter.apply(DType.F32, "div", emitter.literal(DType.F32, float(MOST)), divisor)
-        factor = emitter.apply(DType.F32, "mul", "x0", emitter.literal(DType.F32, 1 / MOST))
-        unknown = emitter.apply(DType.F32, "sub", "x0", "x0")  # NaN if the block has an infinity
+        factor = emitter.apply(DType.F32, "mul", largest, emitter.literal(DType.F32, 1 / MOST))
+        unknown = emitter.apply(DType.F32, "sub", largest, largest)  # NaN if the block has an infinity
         at = data.of_block("sa", var("c"), block)
         sinks = (Store("v", var("b"), inverse), store(at, emitter.apply(DType.F32, "add", factor, unknown)))
         scales = Pass((b,), "b", tuple(emitter.ops), sinks)
 
         emitter = self.fusion.emitter(ranges)
-        emitter.ops += [Load("x0", DType.F32, "x", place), Load("x1", DType.F32, "v", var("b"))]
-        whole = emitter.apply(DType.F32, "round", emitter.apply(DType.F32, "mul", "x0", "x1"))
+        pair = emitter.load(DType.F32, "x", place), emitter.load(DType.F32, "v", var("b"))
+        whole = emitter.apply(DType.F32, "round", emitter.apply(DType.F32, "mul", *pair))
         integer = data.integer(var("c"), term)
         stores = (Store("x", place, whole), store(integer, emitter.apply(DType.I8, "cast", whole)))
         integers = Pass((b, k), "k", tuple(emitter.ops), stores)
@@ -152,20 +151,14 @@ class StoredBytes(Stored):
         total, sums = at
         ranges = {axis.name: (0, axis.extent - 1) for axis in axes}
         emitter = self.fusion.emitter(ranges)
-        loads = [
-            Load("x0", DType.I32, sums.buffer, sums.index),
-            *(
-                Load(f"x{n}", DType.F32, own.buffer, own.index)
-                for n, own in ((1, data.of_block("za", row, var("g"))), (2, data.of_block("sa", row, var("g"))))
-            ),
-            Load("x3", DType.F32, total.buffer, total.index),
-        ]
-        emitter.ops += loads
-        found = emitter.apply(DType.F32, "cast", "x0")
+        places = data.of_block("za", row, var("g")), data.of_block("sa", row, var("g")), total
+        whole = emitter.load(DType.I32, sums.buffer, sums.index)
+        integers, scales, before = (emitter.load(DType.F32, at.buffer, at.index) for at in places)
+        found = emitter.apply(DType.F32, "cast", whole)
         if zero := self._zero(emitter, column):
-            found = emitter.apply(DType.F32, "sub", found, emitter.apply(DType.F32, "mul", "x1", zero))
-        factor = emitter.apply(DType.F32, "mul", "x2", self.factor(emitter, scale(var("g"), self.at.block), column))
-        result = emitter.apply(DType.F32, "add", "x3", emitter.apply(DType.F32, "mul", found, factor))
+            found = emitter.apply(DType.F32, "sub", found, emitter.apply(DType.F32, "mul", integers, zero))
+        factor = emitter.apply(DType.F32, "mul", scales, self.factor(emitter, scale(var("g"), self.at.block), column))
+        result = emitter.apply(DType.F32, "add", before, emitter.apply(DType.F32, "mul", found, factor))
         return Pass(axes, "j", tuple(emitter.ops), (store(total, result),))
 
     def _zero(self, emitter: Emitter, column: Expr) -> str:

@@ -210,7 +210,7 @@ class Winograd:
     def _inverse(self, block: int, places: Sequence[At]) -> Pass:
         """Return the pass that transforms the sums of a tile back."""
         emitter = self._emitter({})
-        names = [self._sum(emitter, at) for at in places]
+        names = [emitter.load(self.sum_type, at.buffer, at.index) for at in places]
         sums = [names[first : first + self.edge] for first in range(0, self.points, self.edge)]
         found = both_ways(emitter, self.transforms.output, sums, self.sum_type)
         sinks = (
@@ -218,11 +218,6 @@ class Winograd:
             for number, name in enumerate(itertools.chain(*found))
         )
         return Pass((Axis("q", block),), "q", tuple(emitter.ops), tuple(sinks))
-
-    def _sum(self, emitter: Emitter, at: At) -> str:
-        name = f"x{len(emitter.ops)}"
-        emitter.ops.append(Load(name, self.sum_type, at.buffer, at.index))
-        return name
 
     def _after(self, vectors: int, blocks: Axis, tiles: TileLoops) -> Pass:
         """Return the pass that computes the outputs from those results of a tile that are inside of the image."""

@@ -35,6 +35,7 @@ from korch.tile.ir.program import (
     TileOp,
     TileProgram,
 )
+from korch.tile.lower.emit import Operations
 from korch.tile.lower.loops import PAGE_ELEMENTS
 
 ROWS, VECTORS = {16: 12}, 2
@@ -359,11 +360,12 @@ def _vector(axes: tuple[Axis, ...]) -> str:
     return axes[-1].name if axes and axes[-1].extent > 1 else ""
 
 
-class _Ops:
+class _Ops(Operations):
     """The operations of a pass."""
 
     def __init__(self, emitter: _GraphEmitter) -> None:
-        self.emitter, self.ops = emitter, list[TileOp]()
+        super().__init__()
+        self.emitter = emitter
         self.known: dict[GraphOperand, str] = {}
 
     def computed(self, operand: GraphOperand) -> str:
@@ -379,14 +381,10 @@ class _Ops:
     def _made(self, operand: GraphOperand) -> str:
         emitter = self.emitter
         if operand.expression in emitter.ways.numbers:
-            name = self._name()
-            self.ops.append(Literal(name, F32, emitter.ways.numbers[operand.expression]))
-            return name
+            return self.literal(F32, emitter.ways.numbers[operand.expression])
         at = emitter._place(operand)
         if at is not None:
-            name = self._name()
-            self.ops.append(Load(name, F32, at.buffer, at.index))
-            return name
+            return self.load(F32, at.buffer, at.index)
         return self._body(emitter.makers[operand])
 
     def _body(self, step: BlockStep) -> str:
@@ -398,11 +396,5 @@ class _Ops:
 
         name = ""
         for one in step.body:
-            arguments = tuple(argument(a) for a in one.arguments)
-            name = self._name()
-            self.ops.append(Apply(name, F32, one.op, arguments))
-            inside[one.result] = name
+            name = inside[one.result] = self.apply(F32, one.op, *(argument(a) for a in one.arguments))
         return name
-
-    def _name(self) -> str:
-        return f"x{len(self.ops)}"

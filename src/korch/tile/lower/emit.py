@@ -78,14 +78,46 @@ def _digits(layout: Layout, shape: tuple[int, ...]) -> tuple[tuple[int, int, int
 
 
 @dataclass
-class Emitter:
-    """Collects the operations of one pass; equal ones are emitted once."""
+class Operations:
+    """The operations of one pass, named in order; equal ones are emitted once."""
+
+    ops: list[TileOp] = field(default_factory=list, kw_only=True)
+    _memo: dict[object, str] = field(default_factory=dict, kw_only=True)
+
+    def load(self, dtype: DType, buffer: str, index: Expr, guards: Guards = ()) -> str:
+        """Emit a load, and return its name."""
+        key = ("load", buffer, index, guards)
+        return self._op(lambda name: Load(name, dtype, buffer, index, guards), key)
+
+    def literal(self, dtype: DType, number: float | int | bool) -> str:
+        """Emit a literal, and return its name."""
+        return self._op(lambda name: Literal(name, dtype, number), ("literal", dtype, repr(number)))
+
+    def apply(self, dtype: DType, op: str, *arguments: str) -> str:
+        """Emit an elementwise operation, and return its name."""
+        return self._op(lambda name: Apply(name, dtype, op, arguments), ("apply", op, dtype, arguments))
+
+    def select(self, dtype: DType, guards: Guards, inside: str, outside: str) -> str:
+        """Emit a selection by guards, and return its name."""
+        return self._op(lambda name: Select(name, dtype, guards, inside, outside), ("select", guards, inside, outside))
+
+    def _op(self, make: Callable[[str], TileOp], key: object) -> str:
+        if key not in self._memo:
+            if len(self.ops) >= MOST_OPERATIONS:
+                raise TextLimitError(f"it would have more than {MOST_OPERATIONS} operations")
+            name = f"x{len(self.ops)}"
+            self.ops.append(make(name))
+            self._memo[key] = name
+        return self._memo[key]
+
+
+@dataclass
+class Emitter(Operations):
+    """Collects the operations of one pass that compute values of a group."""
 
     body: PrimitiveGraph
     home: Home
     ranges: Ranges
-    ops: list[TileOp] = field(default_factory=list)
-    _memo: dict[object, str] = field(default_factory=dict)
 
     def value(self, value: int, index: Index, guards: Guards = ()) -> str:
         """Return the name of a value's element at `index`."""
@@ -121,23 +153,6 @@ class Emitter:
                 case _:
                     assert_never(op)
         return names
-
-    def load(self, dtype: DType, buffer: str, index: Expr, guards: Guards = ()) -> str:
-        """Emit a load, and return its name."""
-        key = ("load", buffer, index, guards)
-        return self._op(lambda name: Load(name, dtype, buffer, index, guards), key)
-
-    def literal(self, dtype: DType, number: float | int | bool) -> str:
-        """Emit a literal, and return its name."""
-        return self._op(lambda name: Literal(name, dtype, number), ("literal", dtype, repr(number)))
-
-    def apply(self, dtype: DType, op: str, *arguments: str) -> str:
-        """Emit an elementwise operation, and return its name."""
-        return self._op(lambda name: Apply(name, dtype, op, arguments), ("apply", op, dtype, arguments))
-
-    def select(self, dtype: DType, guards: Guards, inside: str, outside: str) -> str:
-        """Emit a selection by guards, and return its name."""
-        return self._op(lambda name: Select(name, dtype, guards, inside, outside), ("select", guards, inside, outside))
 
     def inside(self, expr: Expr, low: int, high: int) -> Guards:
         """Return the guard low <= expr < high; none if the ranges imply it."""
@@ -242,15 +257,6 @@ class Emitter:
         if result is None:
             raise AssertionError("an empty concat has no elements to compute")
         return result
-
-    def _op(self, make: Callable[[str], TileOp], key: object) -> str:
-        if key not in self._memo:
-            if len(self.ops) >= MOST_OPERATIONS:
-                raise TextLimitError(f"it would have more than {MOST_OPERATIONS} operations")
-            name = f"x{len(self.ops)}"
-            self.ops.append(make(name))
-            self._memo[key] = name
-        return self._memo[key]
 
 
 def folded(outer: Expr, size: int, pads: tuple[int, int], mode: str, ranges: Ranges) -> Expr:

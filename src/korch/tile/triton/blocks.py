@@ -34,7 +34,7 @@ from korch.tile.ir.program import (
     TileProgram,
     written_by,
 )
-from korch.tile.triton.launch import USUAL, LaunchOptions, PrintedProgram, StageLaunch
+from korch.tile.triton.launch import StageLaunch
 from korch.tile.triton.matrix import copied_block
 from korch.tile.triton.text import COLUMNS, REDUCE, ROWS, STORED, Coordinate, axes_of, converted, literal, power_of_two
 
@@ -105,17 +105,10 @@ def _next_joined(program: TileProgram, stage: Stage) -> Stage | None:
 class BlockStage(StageLaunch):
     """Prints a stage as a launch with one program per task; tiles are blocks."""
 
-    def __init__(
-        self,
-        program: TileProgram,
-        stage: Stage,
-        comment: str,
-        found: PrintedProgram,
-        processors: int,
-        options: LaunchOptions = USUAL,
-    ) -> None:
-        super().__init__(program, stage, comment, found, processors, options)
-        joined = self.joined = _next_joined(program, stage) if options.joins else None
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        stage = self.stage
+        joined = self.joined = _next_joined(self.program, stage) if self.options.joins else None
         self.blocks: dict[str, TileBlock] = {}
         self.sides: dict[str, int] = {}
         self.band = 1

@@ -85,25 +85,19 @@ def numbers_of(pass_: Pass) -> int:
     return max(sum(isinstance(op, Load) for op in pass_.ops), len(pass_.sinks))
 
 
+@dataclass(eq=False)
 class StageLaunch:
     """Prints the launches of one stage; there are four kinds, one subclass each."""
 
-    def __init__(
-        self,
-        program: TileProgram,
-        stage: Stage,
-        comment: str,
-        found: PrintedProgram,
-        processors: int,
-        options: LaunchOptions = USUAL,
-    ) -> None:
-        self.options = options
-        self.program = program
-        self.stage = stage
-        self.comment = comment
-        self.found = found
-        self.processors = processors
-        self.sizes = {buffer.name: buffer.size for buffer in program.buffers}
+    program: TileProgram
+    stage: Stage
+    comment: str
+    found: PrintedProgram
+    processors: int
+    options: LaunchOptions = USUAL
+
+    def __post_init__(self) -> None:
+        self.sizes = {buffer.name: buffer.size for buffer in self.program.buffers}
         self.text = Text()
 
     def buffer(self, name: str) -> Buffer:
