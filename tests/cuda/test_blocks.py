@@ -13,10 +13,10 @@ from korch.primitive.types import DType
 from korch.tile.check.reference import run_program
 from korch.tile.ir.bind import bind
 from korch.tile.ir.index import var
-from korch.tile.ir.parse import parse_program
 from korch.tile.ir.program import Axis, Buffer, Inside, Level, Load, Pass, Stage, Store, TileProgram
 from korch.tile.triton.print import print_triton
 from tests.support.interpret import run_interpreted
+from tests.support.parse_tiles import parse_program
 from tests.tile.test_programs import ATTENTION, CHAIN, PRODUCT
 
 BLOCKS = PRODUCT.replace(" panels(8, 4)", "")

@@ -17,9 +17,9 @@ from korch.events.touched import touched_by
 from korch.tile.check.accesses import accesses
 from korch.tile.check.points import Points
 from korch.tile.ir.bind import bind
-from korch.tile.ir.parse import parse_program
 from korch.tile.lower.buffers import places_in_memory
 from tests.events.fewer_waits import with_fewer_waits
+from tests.support.parse_tiles import parse_program
 from tests.support.run_tasks import run_tasks
 from tests.tile.test_programs import PROGRAMS
 from tests.tile.tile_groups import FAMILIES, lowered, offers_of

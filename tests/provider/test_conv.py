@@ -25,12 +25,12 @@ from korch.target import Target
 from korch.testing.kernels import check_offers, load_kernels, run_kernel
 from korch.tile.check.check import check_program
 from korch.tile.check.reference import run_program
-from korch.tile.ir.parse import parse_program
 from korch.tile.ir.program import Contract
 from korch.tile.ir.text import format_program
 from tests.provider.linear_groups import Graph
 from tests.support.in_turn import InTurn, OnUnits
 from tests.support.matrix_units import is_software, matrix_units
+from tests.support.parse_tiles import parse_program
 
 
 def conv(

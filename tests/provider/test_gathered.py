@@ -15,9 +15,9 @@ from korch.provider.gemm.gathered import program_of
 from korch.testing.kernels import check_kernel, check_offers, load_kernels, offers_of
 from korch.tile.check.check import check_program
 from korch.tile.check.reference import run_program
-from korch.tile.ir.parse import parse_program
 from korch.tile.ir.text import format_program
 from tests.provider.linear_groups import Graph
+from tests.support.parse_tiles import parse_program
 
 
 def gathered(

@@ -24,13 +24,13 @@ from korch.testing.kernels import check_offers, load_kernels, offers_of, run_ker
 from korch.testing.tolerance import assert_same
 from korch.tile.check.check import check_program
 from korch.tile.check.reference import run_program
-from korch.tile.ir.parse import parse_program
 from korch.tile.ir.program import Contract, Registers
 from korch.tile.ir.text import format_program
 from korch.tile.lower.staging import Machine
 from tests.provider.linear_groups import Graph
 from tests.support.in_turn import OnUnits
 from tests.support.matrix_units import matrix_units
+from tests.support.parse_tiles import parse_program
 
 
 def transposed(g: Graph, value: int, *perm: int) -> int:

@@ -17,10 +17,10 @@ from korch.provider.top import top_program
 from korch.testing.kernels import check_offers, load_kernels, offers_of, run_kernel
 from korch.tile.check.check import check_program
 from korch.tile.check.reference import run_program
-from korch.tile.ir.parse import parse_program
 from korch.tile.ir.text import format_program
 from korch.tile.lower.staging import Machine
 from tests.provider.test_onnxruntime import opaque_group
+from tests.support.parse_tiles import parse_program
 
 PROVIDER = GeneratedProvider()
 MACHINE = Machine(16, 2)

@@ -19,12 +19,12 @@ from korch.schedule.device import Blocks, DeviceProduct
 from korch.tile.check.arithmetic import Float64
 from korch.tile.check.check import check_program
 from korch.tile.check.reference import run_program
-from korch.tile.ir.parse import parse_program
 from korch.tile.ir.program import Contract, Loop, Panels, Product, TileProgram
 from korch.tile.ir.text import format_program
 from korch.tile.lower.staging import Machine
 from tests.support import finite_field
 from tests.support.blocked_products import products
+from tests.support.parse_tiles import parse_program
 from tests.support.tile_field import Field
 
 MACHINE = Machine(lanes=4, threads=2)

@@ -15,12 +15,12 @@ from korch.target import Target
 from korch.tile.check.arithmetic import Float64
 from korch.tile.check.check import check_program
 from korch.tile.check.reference import run_program
-from korch.tile.ir.parse import parse_program
 from korch.tile.ir.program import Contract, TileProgram
 from korch.tile.ir.text import format_program
 from korch.tile.llvm.print import print_llvm
 from tests.provider.linear_groups import Graph
 from tests.provider.test_bytes import given, whole
+from tests.support.parse_tiles import parse_program
 
 LANES = 4
 

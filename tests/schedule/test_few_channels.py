@@ -12,10 +12,10 @@ from korch.schedule.few_channels import FewChannels
 from korch.tile.check.arithmetic import Typed
 from korch.tile.check.check import check_program
 from korch.tile.check.reference import run_program
-from korch.tile.ir.parse import parse_program
 from korch.tile.ir.program import Registers
 from korch.tile.ir.text import format_program
 from tests.provider.linear_groups import Graph
+from tests.support.parse_tiles import parse_program
 
 LANES = 8
 

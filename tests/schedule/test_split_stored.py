@@ -17,12 +17,12 @@ from korch.target import Target
 from korch.testing.samples import random_arrays
 from korch.tile.check.check import check_program
 from korch.tile.check.reference import run_program
-from korch.tile.ir.parse import parse_program
 from korch.tile.ir.program import At, Contract, TileProgram
 from korch.tile.ir.text import format_program
 from korch.tile.llvm.print import print_llvm
 from korch.tile.lower.staging import Machine
 from tests.provider.test_stored import stored
+from tests.support.parse_tiles import parse_program
 
 LANES = 16
 

@@ -21,12 +21,12 @@ from korch.target import Target
 from korch.tile.check.arithmetic import Float64
 from korch.tile.check.check import check_program
 from korch.tile.check.reference import run_program
-from korch.tile.ir.parse import parse_program
 from korch.tile.ir.program import Axis, Contract, Level, TileProgram
 from korch.tile.ir.text import format_program
 from korch.tile.llvm.print import print_llvm
 from korch.tile.lower.staging import Machine
 from tests.support import finite_field
+from tests.support.parse_tiles import parse_program
 from tests.support.tile_field import Field
 
 LANES = 4

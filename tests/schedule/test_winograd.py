@@ -15,10 +15,10 @@ from korch.target import EDGE
 from korch.tile.check.arithmetic import Float64
 from korch.tile.check.check import check_program
 from korch.tile.check.reference import run_program
-from korch.tile.ir.parse import parse_program
 from korch.tile.ir.text import format_program
 from tests.provider.linear_groups import Graph
 from tests.support import finite_field
+from tests.support.parse_tiles import parse_program
 from tests.support.tile_field import Field
 
 LANES = 4

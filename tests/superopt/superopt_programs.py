@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from korch.candidate.candidate import make_group
 from korch.primitive.graph import PrimitiveGraph
 from korch.tile.ir.bind import bind
-from korch.tile.ir.parse import parse_program
 from korch.tile.ir.program import TileProgram
 from korch.tile.ir.text import format_program
 from korch.tile.lower.lower import lower
 from korch.tile.lower.staging import Machine
 from tests.support.blocks import Block, lora, normalized_update
+from tests.support.parse_tiles import parse_program
 from tests.tile.test_programs import ATTENTION as FOR_ALL_SIZES
 
 ATTENTION = format_program(bind(parse_program(FOR_ALL_SIZES), {"rows": 7, "keys": 9}))

@@ -150,10 +150,10 @@ def test_only_groups_with_programs_are_asked_for():
     assert {len(group.primitives) for group in shape(graph, [])} == {len(graph.primitives)}
 
 
-PROGRAM = '{"programs": [{"text": "%s", "packed": [], "turns": 1, "steps": [], "estimate_ns": 1.0}]}'
+PROGRAM = '{"programs": [{"stored": "%s", "packed": [], "turns": 1, "steps": [], "estimate_ns": 1.0}]}'
 
 
-@pytest.mark.parametrize("damage", ["", '{"programs": 3}', PROGRAM % "x"])
+@pytest.mark.parametrize("damage", ["", '{"programs": 3}', PROGRAM % "x", PROGRAM % "[]", PROGRAM % '[\\"Pass\\"]'])
 def test_a_damaged_result_is_searched_again(damage):
     kept, group = Facts(), group_of(BLOCKS["lora"]())
     found_by(kept, group, 30.0)

@@ -20,10 +20,12 @@ from korch.superopt.find import Finding, FoundProgram
 from korch.superopt.provider import SuperoptProvider
 from korch.superopt.sizes import CacheMachine
 from korch.target import detect_target
+from korch.tile.ir.stored import stored_program
 from tests.superopt.superopt_programs import LORA
 from tests.superopt.test_find import group_of
 from tests.support.blocks import BLOCKS
 from tests.support.facts import Facts
+from tests.support.parse_tiles import parse_program
 
 
 def lora() -> onnx.ModelProto:
@@ -82,7 +84,8 @@ def test_seconds_below_0_are_refused() -> None:
 def test_found_programs_are_explained() -> None:
     plan, report = korch.optimize(lora(), measure=False, threads=1).plan, Report()
     group, provider = group_of(BLOCKS["lora"]()), SuperoptProvider(Facts(), CacheMachine(4, 2, 1 << 16))
-    found = FoundProgram(LORA, (), 1, ("before: e2 = contract(e0, e1) along a0",), 1500.0)
+    stored = stored_program(parse_program(LORA))
+    found = FoundProgram(stored, (), 1, ("before: e2 = contract(e0, e1) along a0",), 1500.0)
     provider.known[group.key] = Finding((found,))
     (offer,) = provider.offer(group, detect_target(1, ""))
     lines = provider.describe(group, offer)

@@ -10,10 +10,10 @@ from korch.superopt.field import NotProvableError, P, PairField, Q
 from korch.superopt.verify import compute, verify
 from korch.tile.check.arithmetic import Float64
 from korch.tile.check.reference import run_program
-from korch.tile.ir.parse import parse_program
 from tests.superopt.superopt_programs import ATTENTION, LORA, plain_attention, programs
 from tests.support.blocks import BLOCKS, Block, lora
 from tests.support.mutants import mutant
+from tests.support.parse_tiles import parse_program
 
 F32 = DType.F32
 

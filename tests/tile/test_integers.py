@@ -14,10 +14,10 @@ from korch.target import LANES, Target
 from korch.testing.kernels import load_kernels
 from korch.tile.check.check import check_program
 from korch.tile.check.reference import panel_place, run_program
-from korch.tile.ir.parse import parse_program
 from korch.tile.ir.program import TileProgram
 from korch.tile.ir.text import format_program
 from korch.tile.llvm.print import print_llvm
+from tests.support.parse_tiles import parse_program
 
 SIZES = ((1, 1, 1), (3, 5, 2), (70, 37, 67), (13, 48, 1030), (37, 16, 2049), (64, 33, 128), (5, 4, 0))
 SIGNS = {"u8s8": ("u8", "i8"), "s8s8": ("i8", "i8"), "s8u8": ("i8", "u8"), "u8u8": ("u8", "u8")}

@@ -15,12 +15,12 @@ from korch.target import LANES, Target
 from korch.testing.kernels import check_kernel, check_offers, load_kernels, offers_of
 from korch.testing.samples import random_arrays
 from korch.tile.ir.growth import UnprintableError
-from korch.tile.ir.parse import parse_program
 from korch.tile.llvm.isa import ISAS
 from korch.tile.llvm.print import MARK, print_llvm, refusal
 from korch.tile.lower.staging import Machine
 from tests.provider.linear_groups import Graph as LinearGraph
 from tests.provider.linear_groups import conv_group
+from tests.support.parse_tiles import parse_program
 from tests.tile.test_ends import attention
 from tests.tile.test_generated import check_specials, spans
 from tests.tile.tile_groups import FAMILIES, Graph, random_groups

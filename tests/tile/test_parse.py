@@ -7,8 +7,9 @@ import pytest
 
 from korch.errors import InvalidGraphError
 from korch.tile.ir.index import Choice, Expr, Quotient, Remainder, TableEntry, Times, Var, add, constant, scale, var
-from korch.tile.ir.parse import parse_program
+from korch.tile.ir.stored import read_program, stored_program
 from korch.tile.ir.text import format_program
+from tests.support.parse_tiles import parse_program
 from tests.tile.tile_groups import FAMILIES, lowered, offers_of, random_groups
 
 V, N = Expr(0, ((Var("v"), 1),)), Var("n")
@@ -37,6 +38,7 @@ def test_each_family_of_programs_is_read_as_what_was_printed(family, target):
         for offer in offers_of(group, target):
             program = lowered(group, offer, target)
             assert parse_program(format_program(program)) == program
+            assert read_program(stored_program(program)) == program
 
 
 def test_random_programs_are_read_as_what_was_printed(target):
@@ -101,6 +103,18 @@ def test_a_line_that_cannot_be_read_is_named(old, new, message):
     with pytest.raises(InvalidGraphError) as caught:
         parse_program(EVERYTHING.replace(old, new))
     assert message in str(caught.value)
+
+
+def test_a_stored_program_is_read_as_it_was():
+    program = parse_program(EVERYTHING)
+    assert read_program(stored_program(program)) == program
+    assert format_program(read_program(stored_program(program))) == EVERYTHING
+
+
+@pytest.mark.parametrize("text", ["", "3", "[3]", '["Load"]', '["Nothing", 1]', '["", 1, 2]'])
+def test_a_damaged_stored_program_is_refused(text):
+    with pytest.raises(ValueError):
+        read_program(text)
 
 
 def test_no_damaged_text_raises_another_error():

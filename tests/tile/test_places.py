@@ -14,8 +14,8 @@ from korch.tile.check.digits import Poly, Symbols, number
 from korch.tile.check.reference import run_program
 from korch.tile.ir.bind import bind
 from korch.tile.ir.index import Expr, add, constant, scale, var
-from korch.tile.ir.parse import parse_program
 from korch.tile.ir.program import Axis, Buffer, Level, Literal, Load, Pass, Stage, Store, TileProgram
+from tests.support.parse_tiles import parse_program
 from tests.tile.test_programs import PROGRAMS
 from tests.tile.tile_groups import lowered, normalization, offers_of
 

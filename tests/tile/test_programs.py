@@ -13,12 +13,12 @@ from korch.tile.check.arithmetic import Float64
 from korch.tile.check.check import check_program
 from korch.tile.check.reference import panel_place, run_program
 from korch.tile.ir.bind import bind
-from korch.tile.ir.parse import parse_program
 from korch.tile.ir.program import Buffer, Level, Panels, TileProgram
 from korch.tile.ir.text import format_program
 from korch.tile.llvm.print import print_llvm
 from korch.tile.triton.print import print_triton
 from tests.support.finite_field import PRIME, NotPolynomialError
+from tests.support.parse_tiles import parse_program
 from tests.support.tile_field import Field
 
 PRODUCT = """\

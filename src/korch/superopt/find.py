@@ -27,8 +27,8 @@ from korch.superopt.sizes import CacheMachine, SizedCut, columns_of, cuts, small
 from korch.superopt.verify import verify
 from korch.system.deadline import Deadline
 from korch.tile.check.check import check_program
-from korch.tile.ir.parse import parse_program
 from korch.tile.ir.program import TileProgram
+from korch.tile.ir.stored import read_program, stored_program
 from korch.tile.ir.text import format_program
 
 GROUP_SECONDS = 12.0  # time of the search for one group
@@ -53,7 +53,7 @@ DEFAULT_EFFORT = Effort()
 class FoundProgram:
     """A verified program of a group."""
 
-    text: str  # the program
+    stored: str  # the program as JSON
     # positions of constant inputs that are packed in panels, each with the columns of a panel
     packed: tuple[tuple[int, int], ...]
     turns: int  # the number of iterations of its loop; 1 if there is none
@@ -62,13 +62,18 @@ class FoundProgram:
 
     @property
     def program(self) -> TileProgram:
-        """The program."""
-        return parse_program(self.text)
+        """The program; it raises the error of `read_program`."""
+        return read_program(self.stored)
+
+    @cached_property
+    def text(self) -> str:
+        """The program as text."""
+        return format_program(self.program)
 
     @cached_property
     def name(self) -> str:
-        """A short hash of the text."""
-        return hashlib.sha256(self.text.encode()).hexdigest()[:8]
+        """A short hash of the program."""
+        return hashlib.sha256(self.stored.encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,7 @@ def read_finding(text: str) -> Finding | None:
         finding = read_record(Finding, json.loads(text), "finding")
         for found in finding.programs:
             check_program(found.program)
-    except (ValueError, TypeError, InvalidGraphError):
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError, InvalidGraphError):
         return None
     return finding
 
@@ -198,7 +203,7 @@ class _Selection:
             return str(error)
         turns = -(-self.computation.sizes[graph.loop] // cut.blocks[graph.loop]) if graph.loop else 1
         lines = tuple(describe(step) for step in graph.steps)
-        return FoundProgram(format_program(program), tuple(packed.items()), turns, lines, cut.estimate_ns)
+        return FoundProgram(stored_program(program), tuple(packed.items()), turns, lines, cut.estimate_ns)
 
     def _packed(self, graph: BlockGraph, cut: SizedCut) -> dict[int, int]:
         """Return the constant matrices that are only used as second operands, with the columns of their panels."""

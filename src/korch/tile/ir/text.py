@@ -1,4 +1,4 @@
-"""The text form of tile programs, one item per line; `korch.tile.ir.parse` reads it.
+"""The text form of tile programs, one item per line.
 
     parameter k: 0..512
     buffer i0: input f32[40*k]
