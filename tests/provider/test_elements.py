@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from korch.candidate.candidate import Refusal
-from korch.provider.elements import elements_program, gather_program
+from korch.candidate.layout import Layout
+from korch.provider.elements import elements_program, gather_program, in_layout
 from korch.provider.generated import GeneratedProvider
 from korch.provider.opaque import attributes_of, node_of
 from korch.provider.provider import Kernel
@@ -111,6 +112,23 @@ def test_it_takes_the_chosen_rows(target, builder, rng):
         np.testing.assert_array_equal(found.astype(np.float64), expected.astype(np.float64))
         (own,) = run_program(program, [data.reshape(-1), index.reshape(-1)])
         np.testing.assert_array_equal(own.astype(np.float64), expected.reshape(-1).astype(np.float64))
+
+
+@pytest.mark.parametrize("layout", ["Ab32a", "BA2b16a", "AB16a2b", "ba"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_it_takes_rows_of_panels(layout, dtype, target, builder, rng):
+    """The layouts in which products read the table; its rows don't fill the last panel."""
+    group = rows_of((50, 70), (2, 3), 0, dtype)
+    offer = in_layout(group, Layout.parse(layout))
+    program = gather_program(group, MACHINE, offer.variant)
+    assert check_program(program) == ()
+    assert parse_program(format_program(program)) == program
+    data, index = data_of(group, rng)
+    kernel = PROVIDER.build(group, offer, target)
+    (found,) = run_kernel(kernel, group, offer, [data, index], builder)
+    np.testing.assert_array_equal(found.astype(np.float64), np.take(data, index, 0).astype(np.float64))
+    assert in_layout(rows_of((5, 9, 3), (4,), 1), Layout.parse("abc")) is None
+    assert in_layout(rows_of((5, 70), (37,), 1), Layout.parse("ba")) is None
 
 
 @pytest.mark.parametrize("integer", ["i32", "i64"])

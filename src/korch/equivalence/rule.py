@@ -82,6 +82,10 @@ class View:
         self.read.add(value)
         return self._builder.constant_of(value)
 
+    def is_tied(self, value: int) -> bool:
+        """Return whether a value is a constant that has to stay as it is."""
+        return value in self._builder.tied
+
     def producing(self, value: int, *ops: str) -> tuple[Primitive, ...]:
         """Return the alternatives of a value whose operation is in `ops`; all alternatives if `ops` is empty.
 

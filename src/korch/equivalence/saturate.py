@@ -20,6 +20,7 @@ from korch.equivalence.rule import AnyRule, RuleRefusal, View, Writer
 from korch.equivalence.rules import RULES
 from korch.errors import OptionError
 from korch.primitive.graph import Constant, GraphBuilder, Primitive, PrimitiveGraph
+from korch.primitive.tied import tied_constants
 from korch.system.deadline import Deadline
 
 logger = logging.getLogger("korch.equivalence")
@@ -291,6 +292,7 @@ class _Saturation:
 
     def __post_init__(self) -> None:
         self.builder = GraphBuilder.from_graph(self.graph)
+        self.builder.tied = tied_constants(self.graph)
         self.builder.rebuild()
 
     def run(self) -> Stop:

@@ -23,6 +23,7 @@ from korch.numerics import Standard
 from korch.pipeline.precision import Precision
 from korch.pipeline.results import Built, Offered, SplitModel, StageResults
 from korch.pipeline.run import END_SAFETY, Run
+from korch.pipeline.tied import with_tied_tables
 from korch.primitive.dispute import Dispute
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.ops.opaque import OpaqueAttributes
@@ -61,9 +62,10 @@ def build_plans(run: Run, results: StageResults) -> Built:
     report = _measured_report(run, results) if options.measure else search_report(run, results)
     groupings = {name: grouping_rows(rows) for name, rows in outcome.groupings.items()}
     plans = list(outcome.plans.items())[: None if options.ablation.baselines else 1]
-    variants = [(plan, entry_of(PlanName.SEARCHED, plan.steps, ledger)) for plan in found.sized]
-    entries = _replayed([entry_of(name, steps, ledger) for name, steps in plans], ledger)
     graph = results["saturate"].joined.graph
+    stored = partial(with_tied_tables, graph, ledger=ledger, deadline=run.deadline)
+    variants = [(plan, entry_of(PlanName.SEARCHED, stored(plan.steps), ledger)) for plan in found.sized]
+    entries = _replayed([entry_of(name, stored(steps), ledger) for name, steps in plans], ledger)
     if not results["saturate"].partition.is_whole:
         graph = with_constants_of(graph, [*outcome.plans.values(), *(plan.steps for plan in found.sized)])
     certificate = outcome.found.certificate

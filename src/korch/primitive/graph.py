@@ -245,6 +245,7 @@ class GraphBuilder:
     Attributes:
         keep: maps a new constant, which may be large, to an equal one to store in its place.
         sized: the constants that follow from sizes; broadcasts and casts to floats of these are not folded.
+        tied: the constants into which no rule folds others (`korch.primitive.tied`).
     """
 
     def __init__(self, *, folds: bool = True) -> None:
@@ -254,6 +255,7 @@ class GraphBuilder:
         """
         self._is_folding = folds
         self.sized: set[int] = set()
+        self.tied: frozenset[int] = frozenset()
         self.keep: Callable[[Constant], Constant] = lambda constant: constant
         self._types: list[ValueType] = []
         self._parent: list[int] = []

@@ -7,8 +7,11 @@ range is replaced by the nearest position.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from korch.candidate.candidate import Group, Offer, Refusal
+from korch.candidate.layout import Layout, replaced
 from korch.primitive.types import row_major_strides
 from korch.provider.opaque import attributes_of, node_of
 from korch.schedule.blocks import cut, flat
@@ -16,7 +19,10 @@ from korch.target import Target
 from korch.tile.ir.index import ZERO, Expr, add, scale, var
 from korch.tile.ir.program import At, Axis, Buffer, Level, Load, Loop, Pass, Stage, Store, TileProgram
 from korch.tile.llvm.arithmetic import KIND
+from korch.tile.lower.emit import physical_offset
 from korch.tile.lower.staging import Machine
+
+NO_SIZES: Mapping[int, int] = MappingProxyType({})
 
 COLUMNS = 1024
 """The most elements of a row that a task computes."""
@@ -35,8 +41,20 @@ def offer_elements(group: Group, _target: Target) -> tuple[Offer, ...] | Refusal
     return (Offer(*group.plain_layouts),)
 
 
-def gather_program(group: Group, machine: Machine, _variant: str = "") -> TileProgram:
-    """Return the program for a `Gather`: a task copies a part of one row, or some short rows."""
+def in_layout(group: Group, layout: Layout) -> Offer | None:
+    """Return the offer of a `Gather` of rows of a constant matrix in a layout, in which it is stored anyway."""
+    node, (data, _) = node_of(group.body.primitives[0]), group.body.primitives[0].inputs
+    place, (inputs, outputs) = group.position[data], group.plain_layouts
+    if len(group.body.types[data].shape) != 2 or attributes_of(node).get("axis", 0) not in (0, -2):
+        return None
+    return Offer(replaced(inputs, place, layout), outputs, str(layout))
+
+
+def gather_program(group: Group, machine: Machine, variant: str = "") -> TileProgram:
+    """Return the program for a `Gather`: a task copies a part of one row, or some short rows.
+
+    `variant`: the layout of the data, if it is not plain.
+    """
     body, (data, index) = group.body, group.body.primitives[0].inputs
     given, count = body.types[data].shape, body.types[index].size
     axis = attributes_of(node_of(body.primitives[0])).get("axis", 0) % len(given)
@@ -47,10 +65,15 @@ def gather_program(group: Group, machine: Machine, _variant: str = "") -> TilePr
     lead = Axis("g", math.prod(given[:axis]))
     source = add(scale(add(scale(var("g"), size), var("k")), row), column)
     place = add(scale(add(scale(var("g"), count), number), row), column)
+    layout = Layout.parse(variant) if variant else Layout.plain(len(given))
+    if not layout.is_plain:
+        ranges = {part.name: (0, part.extent - 1) for part in (v_outer, v, Axis("k", size))}
+        source = physical_offset(layout, given, (var("k"), column), ranges)
     load = Load("x0", body.types[data].dtype, f"i{group.position[data]}", source)
     copied = Pass((v,) if row > 1 else (), "v" if row > 1 else "", (load,), (Store("o0", place, "x0"),))
     one = Loop(Axis("k", size), (), (copied,), At(f"i{group.position[index]}", number), is_nearest=True)
-    return TileProgram(_buffers(group), (Stage((lead, c_outer, v_outer), (Loop(c, (), (one,)),)),))
+    sizes = {group.position[data]: layout.stored_type(body.types[data]).size}
+    return TileProgram(_buffers(group, sizes), (Stage((lead, c_outer, v_outer), (Loop(c, (), (one,)),)),))
 
 
 def elements_program(group: Group, machine: Machine, _variant: str = "") -> TileProgram:
@@ -76,7 +99,9 @@ def elements_program(group: Group, machine: Machine, _variant: str = "") -> Tile
     return TileProgram(_buffers(group), (Stage(grid, (Loop(r, (), (Loop(v, (), (one,)),)),)),))
 
 
-def _buffers(group: Group) -> tuple[Buffer, ...]:
-    inputs = (Buffer(f"i{n}", Level.INPUT, type_.dtype, type_.size) for n, type_ in enumerate(group.input_types))
+def _buffers(group: Group, sizes: Mapping[int, int] = NO_SIZES) -> tuple[Buffer, ...]:
+    """Return the buffers; `sizes` has the elements of inputs that are not plain."""
+    types = enumerate(group.input_types)
+    inputs = (Buffer(f"i{n}", Level.INPUT, type_.dtype, sizes.get(n, type_.size)) for n, type_ in types)
     (out,) = group.output_types
     return (*inputs, Buffer("o0", Level.OUTPUT, out.dtype, out.size))

@@ -23,9 +23,8 @@ from korch.errors import InvalidGraphError
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.types import DType, ValueType
 from korch.runtime.memory import ArenaBuffer, ArenaPlan, plan_arena
+from korch.runtime.transposed import Port, transposed_port
 from korch.system.alignment import align_up
-
-Port = tuple[int, Layout]
 
 
 class AnyKernel(Protocol):
@@ -216,12 +215,19 @@ class _Binder:
         if value in self.graph.constants:
             key = (self.graph.constants[value].digest, layout)
             if key not in self.constants:
-                self.constants[key] = len(self.constant_ports)
-                self.constant_ports.append(port)
+                self.constants[key] = self.number(port)
             return Slot(SlotPlace.CONSTANT, self.constants[key])
         if value in self.input_of and layout.is_plain:
             return Slot(SlotPlace.INPUT, self.input_of[value])
         return None
+
+    def number(self, port: Port) -> int:
+        """Return the number of a constant: that of its transpose if this has the same bytes, or else a new one."""
+        for i, other in enumerate(self.constant_ports):
+            if transposed_port(self.graph, other, port[0]) == port:
+                return i
+        self.constant_ports.append(port)
+        return len(self.constant_ports) - 1
 
     def finish(self, steps: Sequence[PlanStep[K]], threads: int) -> Program[K]:
         moved: dict[int, Slot] = {}

@@ -69,14 +69,14 @@ class _Channels:
 
 
 def _channels(view: View, linear: Primitive) -> _Channels | None:
-    """Return a linear primitive's channels, or None if its weights are not constant."""
+    """Return a linear primitive's channels, or None if its weights are not constant, or have to stay as they are."""
     if linear.op == "matmul":
         at = 1 if view.constant(linear.inputs[1]) is not None else 0
     else:
         at = 1
     constant = view.constant(linear.inputs[at])
     rank = view.type(linear.output).rank
-    if constant is None or constant.array.size == 0:
+    if constant is None or constant.array.size == 0 or view.is_tied(linear.inputs[at]):
         return None
     array, shape = constant.array.astype(np.float64), constant.array.shape
     if linear.op == "matmul":
