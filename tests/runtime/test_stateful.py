@@ -34,7 +34,7 @@ QUICK = {
     "measure": False,
     "threads": 1,
     "ablation": korch.Ablation(baselines=False, rules="none"),
-    "search": korch.SearchLimits(max_primitives=8, max_candidates=2000),
+    "search": korch.SearchLimits(max_primitives=4, max_candidates=2000),
 }
 CAPACITY = 48
 SIZES = {"past": range(CAPACITY), "seq": range(1, 25)}
