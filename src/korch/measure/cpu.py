@@ -98,7 +98,6 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         fields = json.dumps(plain(self.target))
         self.database = Database(folder, self.target.fingerprint, fields=fields)
         self.pace = Pace(self.database.fact(PACE_FACT))
-        self._keeps_calibration = True
         self.calibration = self._calibrate()
         self.reads_weights_from_memory = weights_bytes > self.calibration.kept_bytes
         if self.reads_weights_from_memory:
@@ -255,8 +254,8 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             limit_s = None if budget_s is None else min(CALIBRATION_LIMIT_S, CALIBRATION_SHARE * budget_s)
             end = Deadline.after(limit_s, time.monotonic())
             known = calibrate(self.target, self.builder, end)
-            self._keeps_calibration = not end.is_over
-        if self._keeps_calibration:
+            self.has_brief_rates = end.is_over
+        if not self.has_brief_rates:
             self.database.put_fact(FACT, known.to_text())
         return known
 

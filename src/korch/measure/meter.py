@@ -57,6 +57,7 @@ class CandidateMeter(ABC, Generic[T, K]):
         expect_compiling: called with the predicted seconds to compile the kernels of a first plan.
         pace: the durations of compiling and timing.
         disturbed: the number of runs of kernels in which a thread had no core.
+        has_brief_rates: whether a budget has shortened the measurement of the machine, so that bounds may be too high.
     """
 
     target: T
@@ -76,6 +77,7 @@ class CandidateMeter(ABC, Generic[T, K]):
         self.tell: Callable[[str], None] = lambda text: None
         self.pace = Pace()
         self.disturbed = 0
+        self.has_brief_rates = False
 
     def __enter__(self) -> Self:
         return self

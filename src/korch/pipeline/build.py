@@ -212,6 +212,7 @@ def search_report(run: Run, results: StageResults) -> Report:
         status="optimal per segment" if is_optimal else certificate.status.value,
         predicted_ms=(certificate.objective_ns or 0) / 1e6,
         lower_bound_ms=certificate.bound_ns / 1e6,
+        has_brief_rates=meter.has_brief_rates,
         gap=certificate.gap,
         calibrated_gap=certificate.calibrated_gap,
         calibrated_ms=None if certificate.calibrated_ns is None else certificate.calibrated_ns / 1e6,
