@@ -565,6 +565,19 @@ def test_tokens_are_those_of_the_model(executable, reference, tmp_path, capsys) 
     assert "prompt: 6 tokens" in printed.err and "new: 9" in printed.err
 
 
+def test_a_model_may_choose_the_tokens(executable, cache_folder) -> None:
+    model = build_decoder("tiny-qwen3")
+    del model.graph.output[-1]
+    model.graph.node.append(onnx.helper.make_node("ArgMax", ["logits"], ["tokens"], axis=-1, keepdims=0))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("tokens", onnx.TensorProto.INT64, ("batch", "seq")))
+    ending = korch.optimize(model, shapes=SIZES, cache_folder=cache_folder, **QUICK)
+    assert isinstance(ending, StatefulExecutable)
+    prompt = tokens(6)[0].tolist()
+    assert generate(ending, prompt, 9).tokens == generate(executable, prompt, 9).tokens
+    with pytest.raises(InputError, match="the model returns tokens, not logits; expected a temperature of 0"):
+        generate(ending, prompt, 1, Sampling(1.0))
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

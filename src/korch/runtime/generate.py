@@ -66,7 +66,8 @@ def generate(
         executable: a language model with a batch of 1; its inputs are token ids, states, and masks or positions.
         prompt: the token ids of the prompt.
         count: the most new tokens.
-        sampling: how tokens are chosen; by default the one with the greatest logit.
+        sampling: how tokens are chosen; by default the one with the greatest logit. A model that ends with `ArgMax`
+            has chosen them itself.
         stop: tokens after which nothing follows.
         tell: called with each new token.
 
@@ -97,8 +98,13 @@ def tokens(session: Session, prompt: Sequence[int], sampling: Sampling) -> Itera
     name, place = _ids_of(session.executable), _logits_of(session.executable)
     rng, next_ids = np.random.default_rng(sampling.seed), list(prompt)
     while True:
-        logits = session.run(**{name: np.array([next_ids])})[place]
-        token = sampling.choose(logits.reshape(-1, logits.shape[-1])[-1], rng)
+        found = session.run(**{name: np.array([next_ids])})[place]
+        if found.dtype.kind != "i":
+            token = sampling.choose(found.reshape(-1, found.shape[-1])[-1], rng)
+        elif sampling.temperature:
+            raise InputError("the model returns tokens, not logits", "generate", "a temperature of 0")
+        else:
+            token = int(found.reshape(-1)[-1])
         yield token
         next_ids = [token]
 
@@ -115,7 +121,7 @@ def _ids_of(executable: StatefulExecutable) -> str:
 
 
 def _logits_of(executable: StatefulExecutable) -> int:
-    """Return the position of the logits among the outputs that are no states."""
+    """Return the position of the logits, or the chosen tokens, among the outputs that are no states."""
     names = executable.plain_outputs
     if len(names) == 1 or "logits" in names:
         return names.index("logits") if "logits" in names else 0
