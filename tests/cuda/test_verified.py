@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from korch.candidate.candidate import Refusal
-from korch.cuda import kernel
 from korch.cuda.kernel import CudaKernel
 from korch.cuda.target import CudaTarget
 from korch.provider.faults import Fault, Faults
 from korch.provider.triton import TritonAttentionProvider, TritonProductProvider, TritonProvider, TritonWinogradProvider
+from korch.tile.check import check as checks
 from korch.tile.check.check import check_program
 from korch.tile.ir.program import TileProgram
 from tests.cuda.cuda_groups import ATTENTIONS, PRODUCTS, WINOGRADS
@@ -40,7 +40,7 @@ def test_a_program_that_is_broken_on_purpose_is_refused(
         offers = provider.offer(group, small)
         assert not isinstance(offers, Refusal), offers
         for offer in offers[:2]:
-            monkeypatch.setattr(kernel, "check_program", check_program)
+            monkeypatch.setattr(checks, "check_program", check_program)
             assert isinstance(Faults().kernel(provider, group, offer, small), CudaKernel)
             for alter in (shorter, racing):
 
@@ -48,7 +48,7 @@ def test_a_program_that_is_broken_on_purpose_is_refused(
                     broken[alter.__name__] += alter(program) != program
                     return check_program(alter(program))
 
-                monkeypatch.setattr(kernel, "check_program", check)
+                monkeypatch.setattr(checks, "check_program", check)
                 found = Faults().kernel(provider, group, offer, small)
                 refused[alter.__name__] += isinstance(found, Fault) and "InvalidGraphError" in found.reason
     assert refused == broken and broken["shorter"] and broken["racing"]
