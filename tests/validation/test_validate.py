@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from korch.numerics import Difference
-from korch.runtime.report import Report
-from korch.search.result import PlanName
 from korch.system.deadline import Deadline
 from korch.validation import timing
-from korch.validation.plan import PlanEntry, Result, Validation
+from korch.validation.plan import PlanEntry, Result
 from korch.validation.timing import Until
 from korch.validation.validate import HEAVY_BYTES, _validate_in_turn
 
@@ -69,16 +67,6 @@ def test_small_plans_are_timed_together() -> None:
     assert Fake.most == 3
     assert all(result.executable is not None for result in results.values())
     assert min(results.values(), key=lambda r: r.median_ns).entry.name == "fast"
-
-
-@pytest.mark.parametrize(("run_ns", "bound_ms"), [(2_000_000, 1.5), (1_000_000, 0.0)])
-def test_a_bound_is_dropped_if_a_run_is_faster(run_ns: int, bound_ms: float) -> None:
-    won = Result(PlanEntry(PlanName.SEARCHED, (), ()), None, times_ns=(run_ns,), errors={"y": Difference()})
-    executable: Any = None
-    report = Validation((won,), executable, won, {"y": Difference()}, (), ()).described(
-        Report(lower_bound_ms=1.5, gap=0.1)
-    )
-    assert (report.lower_bound_ms, report.gap) == (bound_ms, 0.1 if bound_ms else None)
 
 
 def test_a_spent_budget_builds_the_first_plan_only() -> None:

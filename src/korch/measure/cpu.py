@@ -246,7 +246,9 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         text = self.database.fact(FACT)
         if text is not None:
             try:
-                return Calibration.from_text(text)
+                found = Calibration.from_text(text)
+                self.has_brief_rates = False
+                return found
             except (ValueError, TypeError, KeyError):
                 logger.warning("the stored calibration is damaged; the machine is measured again")
         if known is None:

@@ -164,6 +164,7 @@ def _complete(
         validation.described(report),
         disturbed=_disturbance(validation, meter),
         disputes=_disputes(run, split.graph),
+        doubt=_doubt(validation, meter),
         not_compiled=(*meter.uncompiled.values(), *validation.uncompiled()),
         provider_faults=meter.faults.counts(),
         rivals={step.candidate: report.rivals.get(step.candidate, ()) for step in plan.steps},
@@ -177,6 +178,13 @@ def _complete(
         stages_s={**run.stage_seconds, "build": seconds - sum(run.stage_seconds.values())},
         seconds=seconds,
     )
+
+
+def _doubt(validation: Validation, meter: AnyMeter) -> str:
+    """Return why bounds, which follow from the measured rates of the machine, may be too high."""
+    if validation.won.median_ns < sum(step.bound_ns for step in validation.winner.plan.steps):
+        return "a run takes less time than the bounds of its kernels together"
+    return "the budget left little time to measure this machine" if meter.has_brief_rates else ""
 
 
 def _disputes(run: Run, graph: PrimitiveGraph) -> tuple[Dispute, ...]:
@@ -212,7 +220,6 @@ def search_report(run: Run, results: StageResults) -> Report:
         status="optimal per segment" if is_optimal else certificate.status.value,
         predicted_ms=(certificate.objective_ns or 0) / 1e6,
         lower_bound_ms=certificate.bound_ns / 1e6,
-        has_brief_rates=meter.has_brief_rates,
         gap=certificate.gap,
         calibrated_gap=certificate.calibrated_gap,
         calibrated_ms=None if certificate.calibrated_ns is None else certificate.calibrated_ns / 1e6,

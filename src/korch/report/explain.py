@@ -99,19 +99,13 @@ def _won(report: Report) -> list[str]:
 
 def _found(report: Report) -> str:
     """Return the result of the search; without a gap if some kernels of the plan were not measured."""
-    bound = bound_text(report)
+    bound = f"bound {milliseconds(report.lower_bound_ms)}"
+    if report.doubt:
+        bound += f" (which may be too high: {report.doubt})"
     if report.untimed:
         return f"chosen by estimates, as no time was left to measure {report.untimed} of the plan's kernels; {bound}"
-    gap = "" if report.gap is None else f", gap {100 * report.gap:.1f} %"
-    return f"{report.status}, sum of the kernels {milliseconds(report.predicted_ms)}, {bound}{gap}"
-
-
-def bound_text(report: Report) -> str:
-    """Return the hard bound, and what may be wrong with it."""
-    if not report.lower_bound_ms and report.predicted_ms:
-        return "no bound, as a run is faster than what the measured rates of this machine allow"
-    brief = ", which may be too high, as the budget left little time to measure this machine" * report.has_brief_rates
-    return f"bound {milliseconds(report.lower_bound_ms)}{brief}"
+    total = milliseconds(report.predicted_ms)
+    return f"{report.status}, sum of the kernels {total}, {bound}, gap {100 * (report.gap or 0.0):.1f} %"
 
 
 def bound_sentences(report: Report) -> list[str]:

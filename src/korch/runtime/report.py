@@ -222,8 +222,8 @@ class Report:
     Attributes:
         status: what is proven about the search's plan; "" if nothing is known of a search.
         predicted_ms: the sum of the costs of that plan's kernels.
-        lower_bound_ms: the lower bound of the cost of any plan; 0 if there is none, as a run was faster than it.
-        has_brief_rates: whether a budget has shortened the measurement of the machine: the bound may be too high.
+        lower_bound_ms: the lower bound of the cost of any plan.
+        doubt: why that bound may be too high; "" if nothing speaks for it.
         gap: (predicted_ms - lower_bound_ms) / predicted_ms; None if kernels were not measured.
         calibrated_ms: the lower bound, and `calibrated_gap` the gap, if no unmeasured kernel undercuts its calibrated
             bound, as 998 of 1,000 measured kernels of other models do not; None if that is not known.
@@ -278,7 +278,7 @@ class Report:
     status: str = ""
     predicted_ms: float = 0.0
     lower_bound_ms: float = 0.0
-    has_brief_rates: bool = False
+    doubt: str = ""
     gap: float | None = None
     calibrated_ms: float | None = None
     calibrated_gap: float | None = None
