@@ -29,6 +29,7 @@ from korch.runtime.stateful import Session, StatefulExecutable, States
 from korch.runtime.unpack import unpack
 from tests.support.c_code import program_of
 from tests.support.c_session import Session as InC
+from tests.support.models import parsed
 
 QUICK = {
     "measure": False,
@@ -362,6 +363,31 @@ def test_a_session_in_c_refuses_rows_before_it_writes_any(cache_folder, tmp_path
     in_c.close()
 
 
+def test_a_run_in_c_that_fails_leaves_zeros_behind_the_rows(cache_folder, tmp_path) -> None:
+    text = """(float[n, 4] x, int64[1] k, float[p, 4] past) => (float[1, 4] y, float[total, 4] present) {
+        scaled = Mul(x, x)
+        present = Concat <axis = 0> (past, scaled)
+        sum = ReduceSum <keepdims = 1> (present, axes)
+        twice = Add(sum, sum)
+        row = Gather(table, k)
+        y = Add(twice, row)
+    }"""
+    model = parsed(text, axes=np.array([0]), table=np.zeros((3, 4), np.float32))
+    sizes = {"p": range(40), "n": range(1, 17)}
+    executable = korch.optimize(model, shapes=sizes, cache_folder=cache_folder, **QUICK)
+    assert isinstance(executable, StatefulExecutable)
+    in_c = c_session(executable, tmp_path)
+    x, k = np.ones((8, 4), np.float32), np.zeros(1, np.int64)
+    in_c.run([x, k])
+    with pytest.raises(AssertionError):
+        in_c.run([x, k + 3])  # the table has 3 rows
+    assert in_c.length == 8
+    kept = in_c.memory(0, 4 * 4 * 40)
+    assert kept == x.tobytes().ljust(len(kept), b"\0")
+    np.testing.assert_array_equal(in_c.run([x[:1], k])[0], np.full((1, 4), 18, np.float32))
+    in_c.close()
+
+
 def test_what_only_python_gives_or_takes_is_refused(executable) -> None:
     known, plans = executable.described, [one.plan for one in executable.executables]
     ids, logits = replace(known.inputs[0], axes=(ROWS, TOTAL)), replace(known.outputs[-1], axes=("1", TOTAL))
@@ -371,6 +397,14 @@ def test_what_only_python_gives_or_takes_is_refused(executable) -> None:
     ):
         with pytest.raises(UnsupportedError, match=message):
             sizes_of_states(plans, States(changed, executable.steps))
+    with pytest.raises(UnsupportedError, match="no plan runs first rows, and programs in C can't assign them"):
+        sizes_of_states(plans, States(known, tuple(own for own in executable.steps if own.rows)))
+
+
+def test_plans_that_return_states_in_another_type_are_refused_in_c(executable) -> None:
+    plans, changed = [one.plan for one in executable.executables], replace(executable.described, kept="bf16")
+    with pytest.raises(ArtifactError, match="a plan returns a state in another type than sessions keep it in"):
+        sizes_of_states(plans, States(changed, executable.steps))
 
 
 def test_the_c_program_of_the_documentation_finds_the_tokens(executable, tmp_path) -> None:
@@ -503,11 +537,14 @@ def test_a_table_of_places_limits_the_rows() -> None:
         state_sizes(model, {"rows": (range(1, 9),)})  # "n" is taken for a batch
 
 
-def test_new_rows_may_be_one_number(cache_folder) -> None:
+def test_new_rows_may_be_one_number(cache_folder, tmp_path) -> None:
     sizes = {"past": range(16), "rows": 1}
     found = korch.optimize(later(), shapes=sizes, cache_folder=cache_folder, **QUICK)
     assert isinstance(found, StatefulExecutable)
     assert list(found.by_rows) == [1]
+    found.save(tmp_path / "model.korch")
+    with pytest.raises(UnsupportedError, match="no plan runs first rows"):
+        unpack(tmp_path / "model.korch", tmp_path / "folder")
     with pytest.raises(OptionError, match="the new rows are a range, and the earlier ones are not"):
         korch.optimize(later(), shapes={"past": 4, "rows": range(1, 4)}, cache_folder=cache_folder, **QUICK)
 

@@ -67,6 +67,11 @@ class Session:
         """Forget all rows but the first ones; return whether there were as many."""
         return not self._function("truncate", ctypes.c_int)(self._session, ctypes.c_int64(length))
 
+    def memory(self, number: int, size: int) -> bytes:
+        """Return the first bytes of a state, as `struct korch_session` has them."""
+        states = ctypes.c_void_p.from_address((self._session.value or 0) + 7 * 8).value or 0
+        return ctypes.string_at(ctypes.c_void_p.from_address(states + 8 * number).value or 0, size)
+
     def fork(self) -> Session:
         """Return a session with the same rows."""
         found = Session.__new__(Session)

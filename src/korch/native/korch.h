@@ -50,7 +50,7 @@ korch_session *korch_start(const korch_model *model, int threads, char *error, s
 const korch_tensor *korch_fit(korch_session *session, const int64_t *const *shapes, char *error, size_t error_size);
 
 /* Run once, after `korch_fit` has returned the outputs. Inputs and outputs have these shapes, and are dense, row-major, and
- * aligned to their element's size; no output may overlap another tensor. Nothing is allocated.
+ * aligned to their element's size; no output may overlap another tensor. Without states, nothing is allocated.
  *
  * Returns 0, 1 + the position of the kernel that failed, KORCH_INTERRUPTED or KORCH_UNFIT.
  */
@@ -58,9 +58,10 @@ int korch_serve(korch_session *session, const void *const *inputs, void *const *
 
 /* Models with states, such as the keys and values of a decoder. A session has the states, which are no inputs or outputs here:
  * it begins without rows, and each run appends some. All other inputs are given, also masks of all rows and positions.
- * `korch_fit` takes any number of new rows for which there is room, and `korch_serve` runs them in parts. `korch_serve` may be
- * called again for as many rows more; it returns KORCH_UNFIT, and writes nothing, if `korch_fit` would then return null. It
- * may allocate. */
+ * `korch_fit` takes any number of new rows for which there is room and plans (of a model whose rows depend on later ones, the
+ * numbers that a plan has), and `korch_serve` runs them in parts, of which each may allocate memory. `korch_serve` may be called
+ * again for as many rows more; it returns KORCH_UNFIT, and writes nothing, if `korch_fit` would then return null. After a
+ * failure of a part, also for lack of memory (KORCH_UNFIT), the session has the rows of the parts before it. */
 #define KORCH_UNFIT (-2)
 
 /* The number of rows so far. */

@@ -55,7 +55,7 @@ struct korch_session {
     int threads;
     used *plans, *fitted;
     int64_t *sizes; /* of a part: of each dimension; with states, of all rows, and of new rows */
-    char **states;
+    char **states; /* tests read them at this place */
     int64_t length, rows; /* the rows of the states, and the new ones of a run */
     int64_t begun;        /* `length` at the begin of a run */
 };
@@ -340,8 +340,8 @@ static bool prepare(korch_session *s, int64_t number, char *error, size_t error_
     return false;
 }
 
-/* Read how a tensor of a plan depends on the sizes; compute it if it is not the user's. */
-static void fit(numbers *at, const korch_session *s, const korch_tensor *what, padded *own, bool is_hidden) {
+/* Read how a tensor of a plan depends on the sizes; compute it if it is not the user's. Return whether there is memory. */
+static bool fit(numbers *at, const korch_session *s, const korch_tensor *what, padded *own, bool is_hidden) {
     enum { WHOLE, NEW, ALL, KEPT, APPENDED };
     memcpy(own->shape, what->shape, (size_t)what->rank * sizeof *own->shape);
     if (!is_hidden) {
@@ -359,20 +359,22 @@ static void fit(numbers *at, const korch_session *s, const korch_tensor *what, p
             own->is_whole &= what->size_bytes <= own->part;
         }
     }
-    if (!is_hidden && own->is_whole) return;
-    if (!own->memory) own->memory = korch_allocate(what->size_bytes);
-    else memset(own->memory, 0, (size_t)what->size_bytes);
+    if (!is_hidden && own->is_whole) return true;
+    if (own->memory) memset(own->memory, 0, (size_t)what->size_bytes);
+    else if (!(own->memory = korch_allocate(what->size_bytes))) return false;
     if (is_hidden) read_hidden(at, s->sizes, what, own->memory);
+    return true;
 }
 
-/* Fit a plan to the sizes. */
-static void fit_plan(korch_session *s, numbers at) {
+/* Fit a plan to the sizes; return whether there is memory for it. */
+static bool fit_plan(korch_session *s, numbers at) {
     used *const own = s->fitted = &s->plans[*at++];
     own->given = *at++;
     for (int64_t i = 0; i < own->plan->inputs.count; ++i)
-        fit(&at, s, &own->plan->inputs.rows[i], &own->inputs[i], i >= own->given);
+        if (!fit(&at, s, &own->plan->inputs.rows[i], &own->inputs[i], i >= own->given)) return false;
     for (int64_t i = 0; i < own->plan->outputs.count; ++i)
-        fit(&at, s, &own->plan->outputs.rows[i], &own->outputs[i], false);
+        if (!fit(&at, s, &own->plan->outputs.rows[i], &own->outputs[i], false)) return false;
+    return true;
 }
 
 /* Prepare the plans for all parts of a run; return the last one, or null. */
@@ -406,7 +408,10 @@ KORCH_API const korch_tensor *korch_fit(korch_session *s, const int64_t *const *
     } else if (found && !prepare(s, *found, error, error_size)) found = NULL;
     if (!found) return NULL;
     if (error_size) error[0] = 0; /* other forms may have left a message */
-    fit_plan(s, found);
+    if (!fit_plan(s, found)) {
+        snprintf(error, error_size, "out of memory");
+        return NULL;
+    }
     used *const own = s->fitted;
     for (int64_t i = 0; i < own->plan->outputs.count; ++i) {
         const padded *const output = &own->outputs[i];
@@ -447,7 +452,7 @@ static int serve_part(korch_session *s, const void *const *inputs, void *const *
         own->writes[i] = output->is_whole ? move(s, output, outputs, true) : output->memory;
     }
     const int failed = korch_run(own->handle, own->reads, own->writes);
-    for (int64_t i = 0; i < count; ++i) move(s, &own->outputs[i], outputs, true);
+    for (int64_t i = 0; !failed && i < count; ++i) move(s, &own->outputs[i], outputs, true);
     return failed;
 }
 
@@ -457,9 +462,10 @@ KORCH_API int korch_serve(korch_session *s, const void *const *inputs, void *con
     if (!s->about->states) return serve_part(s, inputs, outputs);
     if (!prepare_parts(s, text, sizeof text)) return KORCH_UNFIT;
     for (const int64_t end = s->begun + s->rows; !failed && s->length < end;) {
-        fit_plan(s, choose(s, NULL, end - s->length, text, sizeof text));
-        failed = serve_part(s, inputs, outputs);
-        if (!failed) s->length = s->sizes[0];
+        const bool has_memory = fit_plan(s, choose(s, NULL, end - s->length, text, sizeof text));
+        failed = has_memory ? serve_part(s, inputs, outputs) : KORCH_UNFIT;
+        if (failed) set_rows(s, NULL, s->length, s->sizes[0]); /* plans rely on zeros behind the rows */
+        else s->length = s->sizes[0];
     }
     return failed;
 }

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from korch.runtime.report import ShapedReport
 
 FORMAT = "korch-shaped"
-SCHEMA = 4
+SCHEMA = 5
 PROGRAM = "program.json"
 
 Shapes = tuple[tuple[int, ...], ...]

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from korch.errors import UnsupportedError
+from korch.errors import ArtifactError, UnsupportedError
 from korch.primitive.types import DType
 from korch.ranges.form import Dimension, Extent, Factor, Hidden
 from korch.ranges.plan import RangePlan
@@ -86,10 +86,19 @@ def sizes_of_states(plans: Sequence[PlanRecord], states: States) -> bytes:
     """Return the numbers of the plans of a model with states.
 
     Raises:
-        UnsupportedError: a tensor has rows that programs in C can't give or take.
+        UnsupportedError: no plan runs first rows, or a tensor has rows that programs in C can't give or take.
+        ArtifactError: a plan returns a state in another type than that in which sessions keep it.
     """
-    model, steps = states.model, states.steps
-    sizes = [[math.prod(a.shape[:axis]), a.nbytes // math.prod(a.shape[: axis + 1])] for a, axis in model.memory()]
+    model, steps, memory = states.model, states.steps, states.model.memory()
+    if all(own.rows for own in steps):
+        raise UnsupportedError(
+            "no plan runs first rows, and programs in C can't assign them",
+            expected="ranges of new rows and of earlier rows from 0, as in --shape past=0..1023 --shape rows=1..128",
+        )
+    kept = [(output, DType.of(array.dtype)) for (_, output), (array, _) in zip(model.places, memory, strict=True)]
+    if any(plan.outputs[output].type.dtype is not dtype for plan in plans for output, dtype in kept):
+        raise ArtifactError("a plan returns a state in another type than sessions keep it in", hint="Build it again")
+    sizes = [[math.prod(a.shape[:axis]), a.nbytes // math.prod(a.shape[: axis + 1])] for a, axis in memory]
     given = [(i, tensor) for i, tensor in enumerate(model.inputs) if i not in dict(model.places)]
     ends = {ROWS: [1, 1, 1, model.capacity], TOTAL: [0, 1, 1, model.capacity]}
     parts = {is_first: list(_parts_of(model, is_first=is_first)) for is_first in (False, True)}
