@@ -59,12 +59,24 @@ def test_in_a_range_plans_share_the_table(of_any_size, cache_folder) -> None:
     np.testing.assert_array_equal(executable(ids, np.zeros((1, 7, COLUMNS), np.float32))[0], table[ids])
 
 
-def test_a_table_keeps_its_layout_if_rows_of_panels_take_too_long(of_any_size, cache_folder, monkeypatch) -> None:
+def test_a_table_of_equal_elements_is_a_part_of_the_kernel(of_any_size, cache_folder) -> None:
+    model = parsed(
+        "(int64[n] k, float[8] x) => (float[n, 8] y) { r = Gather(table, k) y = Add(r, x) }",
+        table=np.ones((3, 8), np.float32),
+    )
+    executable = korch.optimize(model, shapes={"n": 2}, measure=False, threads=1, cache_folder=cache_folder)
+    np.testing.assert_array_equal(executable(np.array([0, 2]), np.zeros(8, np.float32))[0], np.ones((2, 8)))
+
+
+@pytest.mark.parametrize("record", [Failed("compile", "no"), None])  # None if the time is over
+def test_a_table_keeps_its_layout_if_rows_of_panels_are_not_measured(
+    of_any_size, cache_folder, monkeypatch, record
+) -> None:
     calls = []
 
     def measure(self, candidates, deadline):
         calls.extend(candidates)
-        return [Failed("compile", "no")]
+        return [record]
 
     monkeypatch.setattr(Ledger, "is_measured", lambda self, candidate: True)
     monkeypatch.setattr(Ledger, "measure", measure)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from korch.candidate.candidate import Candidate
-from korch.measure.record import Failed, Measured
+from korch.measure.record import Measured
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.tied import gathered_tables
 from korch.provider.elements import in_layout
@@ -33,9 +33,13 @@ def with_tied_tables(
         own = next(_changed(graph, step, steps), None)
         if own is None:
             continue
-        (record,) = ledger.measure([own], deadline) if ledger.is_measured(step) else (None,)
-        lost_ns = record.time_ns - ledger.cost_ns(step)[0] if isinstance(record, Measured) else 0
-        if not isinstance(record, Failed) and lost_ns <= MOST_LOSS * sum(ledger.cost_ns(c)[0] for c in steps):
+        lost_ns = 0
+        if ledger.is_measured(step):
+            (record,) = ledger.measure([own], deadline)
+            if not isinstance(record, Measured):  # it failed, or there was no time
+                continue
+            lost_ns = record.time_ns - ledger.cost_ns(step)[0]
+        if lost_ns <= MOST_LOSS * sum(ledger.cost_ns(c)[0] for c in steps):
             found[i] = own
     return tuple(found)
 
@@ -45,8 +49,9 @@ def _changed(graph: PrimitiveGraph, step: Candidate, steps: Sequence[Candidate])
     group = step.group
     if operator_of(group.body.primitives) != "Gather":
         return
-    table = group.inputs[group.position[group.body.primitives[0].inputs[0]]]
-    if table not in gathered_tables(graph):
+    place = group.position.get(group.body.primitives[0].inputs[0])
+    table = group.inputs[place] if place is not None else None  # a uniform table is a part of the kernel
+    if table is None or table not in gathered_tables(graph):
         return
     for other in steps:
         for value, layout in zip(other.group.inputs, other.offer.inputs, strict=True):

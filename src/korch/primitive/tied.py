@@ -16,13 +16,13 @@ LEAST_BYTES = 1 << 20
 
 def is_transpose(graph: PrimitiveGraph, one: int, other: int) -> bool:
     """Return whether two constants are a matrix and its transpose, besides axes of size 1, bit by bit."""
-    sizes, others = ([n for n in graph.types[value].shape if n > 1] for value in (one, other))
+    sizes, others = ([n for n in graph.types[value].shape if n != 1] for value in (one, other))
     if len(sizes) != 2 or sizes != others[::-1] or graph.types[one].dtype is not graph.types[other].dtype:
         return False
     a, b = (graph.constants[value].array for value in (one, other))
     bits = np.dtype(f"u{a.itemsize}")
     columns, rows = a.reshape(sizes).view(bits), b.reshape(others).view(bits)
-    return bool((columns[:, 0] == rows[0]).all() and (rows == columns.T).all())
+    return bool((columns[:, :1] == rows[:1].T).all() and (rows == columns.T).all())
 
 
 def gathered_tables(graph: PrimitiveGraph) -> set[int]:
