@@ -65,18 +65,25 @@ def type_of(kind: str, lanes: int) -> str:
 
 def constant(kind: str, value: float | int, lanes: int = 1) -> SsaValue:
     """Return a number in each lane."""
-    if kind in FLOATS:
-        value = float(value)
-        if kind == "float" and math.isfinite(value):
-            value = struct.unpack("f", struct.pack("f", value))[0]
-        text = f"0x{struct.unpack('Q', struct.pack('d', value))[0]:016X}" if value == value else "0x7FF8000000000000"
-    else:
-        bits = int(kind[1:])
-        text = (
-            str(((int(value) + (1 << bits - 1)) & (1 << bits) - 1) - (1 << bits - 1)) if bits > 1 else str(int(value))
-        )
-        text = {"0": "false", "1": "true"}[text] if bits == 1 else text
+    text = _float(kind, struct.pack("d", value)) if kind in FLOATS else _integer(kind, int(value))
     return SsaValue(text if lanes == 1 else f"splat ({kind} {text})", kind, lanes)
+
+
+@cache
+def _float(kind: str, data: bytes) -> str:
+    """Return the text of a number of 64 bits, rounded to the kind; bytes tell zeros with different signs apart."""
+    (value,) = struct.unpack("d", data)
+    if kind == "float" and math.isfinite(value):
+        value = struct.unpack("f", struct.pack("f", value))[0]
+    return f"0x{struct.unpack('Q', struct.pack('d', value))[0]:016X}" if value == value else "0x7FF8000000000000"
+
+
+@cache
+def _integer(kind: str, value: int) -> str:
+    bits = int(kind[1:])
+    if bits == 1:
+        return {0: "false", 1: "true"}[value]
+    return str(((value + (1 << bits - 1)) & (1 << bits) - 1) - (1 << bits - 1))
 
 
 def array(kind: str, values: Sequence[float | int]) -> SsaValue:
@@ -188,9 +195,11 @@ class Emit:
 
     def call(self, name: str, kind: str, lanes: int, *operands: SsaValue, floor: int = 0, flags: str = "") -> SsaValue:
         """Print the call of a function without effects; the function is declared."""
-        self.declare(name, type_of(kind, lanes), *(operand.type for operand in operands))
-        given = ", ".join(operand.typed for operand in operands)
-        return self.pure(kind, lanes, f"call {flags}{type_of(kind, lanes)} @{name}({given})", *operands, floor=floor)
+        result = type_of(kind, lanes)
+        if name not in self.declared:
+            self.declare(name, result, *(operand.type for operand in operands))
+        given = ", ".join([operand.typed for operand in operands])
+        return self.pure(kind, lanes, f"call {flags}{result} @{name}({given})", *operands, floor=floor)
 
     def declare(self, name: str, result: str, *types: str) -> None:
         """Declare a function."""
@@ -208,10 +217,8 @@ class Emit:
 
     def matched(self, *values: SsaValue) -> tuple[SsaValue, ...]:
         """Return values with equal numbers of lanes."""
-        if len({value.lanes for value in values}) == 1:
-            return values
-        lanes = max(value.lanes for value in values)
-        return tuple(self.splat(value, lanes) for value in values)
+        lanes = max([value.lanes for value in values])
+        return tuple([self.splat(value, lanes) for value in values])
 
     def shuffle(self, a: SsaValue, b: SsaValue | None, order: Sequence[int]) -> SsaValue:
         """Print a vector of lanes of one or two vectors."""
