@@ -329,19 +329,16 @@ def early() -> str:
         others = [times.pop(engine) for engine in ("onnxruntime", "openvino")]
         best = min(others, key=np.median)
         first, longest = next(iter(row["searches"].values())), times["100"]
-        again = [times[label] for label in times if label.startswith("100")]
-        medians = [float(np.median(taken)) for taken in again]
         rows.append(
             [
                 model,
                 f"{first['taken_s']:.0f}",
                 *(spread(best / times[label]) for label in ("10", "30", "100")),
                 *(spread(longest / times[label]) for label in ("30", "10-analytic", "30-analytic")),
-                f"{max(medians) / min(medians):.2f}" if len(medians) > 1 else "–",
             ]
         )
     head = ["model", "first plan, s", "engine / first plan", "engine / 30 s", "engine / 100 s", "100 s / 30 s"]
-    return markdown([*head, "100 s / first, analytic", "100 s / 30 s, analytic", "slowest / fastest of 100 s"], rows)
+    return markdown([*head, "100 s / first, analytic", "100 s / 30 s, analytic"], rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
