@@ -125,6 +125,7 @@ class _Binder:
         self.buffers: list[ArenaBuffer] = []
         self.constants: dict[tuple[str, Layout], int] = {}
         self.constant_ports: list[Port] = []
+        self.constants_of: dict[tuple[int, ...], list[int]] = {}  # their numbers, by the sizes of axes other than 1
         self.slots: list[tuple[Slot, ...]] = []
         self.whole_of: dict[int, tuple[int, int]] = {}  # by part: the whole buffer, and the offset in it
         self.own: dict[tuple[int, int], int] = {}  # bytes of workspaces per thread, by step and index of the slot
@@ -223,9 +224,11 @@ class _Binder:
 
     def number(self, port: Port) -> int:
         """Return the number of a constant: that of its transpose if this has the same bytes, or else a new one."""
-        for i, other in enumerate(self.constant_ports):
-            if transposed_port(self.graph, other, port[0]) == port:
+        sizes = tuple(n for n in self.graph.types[port[0]].shape if n != 1)
+        for i in self.constants_of.get(sizes[::-1], ()):
+            if transposed_port(self.graph, self.constant_ports[i], port[0]) == port:
                 return i
+        self.constants_of.setdefault(sizes, []).append(len(self.constant_ports))
         self.constant_ports.append(port)
         return len(self.constant_ports) - 1
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from korch.errors import ArtifactError, UnsupportedError
+from korch.primitive.op import Array
 from korch.primitive.types import DType
 from korch.ranges.form import Dimension, Extent, Factor, Hidden
 from korch.ranges.plan import RangePlan
@@ -101,7 +102,7 @@ def sizes_of_states(plans: Sequence[PlanRecord], states: States) -> bytes:
     sizes = [[math.prod(a.shape[:axis]), a.nbytes // math.prod(a.shape[: axis + 1])] for a, axis in memory]
     given = [(i, tensor) for i, tensor in enumerate(model.inputs) if i not in dict(model.places)]
     ends = {ROWS: [1, 1, 1, model.capacity], TOTAL: [0, 1, 1, model.capacity]}
-    parts = {is_first: list(_parts_of(model, is_first=is_first)) for is_first in (False, True)}
+    parts = {is_first: list(_parts_of(model, memory, is_first=is_first)) for is_first in (False, True)}
     axes = _list([[i, *_list([ends.get(a) or [-1, 1, int(a), int(a)] for a in t.axes])] for i, t in given])
     forms: list[_Form] = []
     rows: list[Numbers] = []
@@ -113,9 +114,8 @@ def sizes_of_states(plans: Sequence[PlanRecord], states: States) -> bytes:
     return _written(head, rows, sorted(forms, key=lambda form: -form.most))
 
 
-def _parts_of(model: StatefulModel, *, is_first: bool) -> Iterator[list[Numbers]]:
+def _parts_of(model: StatefulModel, memory: Sequence[tuple[Array, int]], *, is_first: bool) -> Iterator[list[Numbers]]:
     """Yield, for inputs and outputs, which tensor of the user or which state each is, and what the plan has of it."""
-    memory = model.memory()
     for end, tensors in enumerate((model.inputs, model.outputs)):
         state = {pair[end]: k for k, pair in enumerate(model.places)}
         found: list[Numbers] = []

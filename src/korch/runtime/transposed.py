@@ -21,7 +21,7 @@ def transposed_port(graph: PrimitiveGraph, port: Port, other: int) -> Port | Non
         None if the constants are not a matrix and its transpose, or if there is no such layout.
     """
     (value, layout), types = port, graph.types
-    axes, own = ([a for a, n in enumerate(types[v].shape) if n > 1] for v in (value, other))
+    axes, own = ([a for a, n in enumerate(types[v].shape) if n != 1] for v in (value, other))
     places = dict(zip(axes, reversed(own), strict=False))
     if layout.is_split or any(axis not in places for axis, _ in layout.blocks) or not is_transpose(graph, value, other):
         return None
