@@ -90,10 +90,9 @@ $(WEB_STAMP): $(STAMP)
 test-web: $(WEB_STAMP) web
 	$(BIN)/python -m pytest tests/web
 
-# Solver instances, and the models against the other engines.
+# The models against the other engines.
 bench: $(TORCH_STAMP)
 	$(INSTALL) '$(TORCH)' -e '.[iree,bench]'
-	$(BIN)/python -m benchmarks.solver --output benchmarks/results/solver.json
 	$(BIN)/python -m benchmarks.suite --output benchmarks/results/suite.json \
 	  --plot benchmarks/results/suite.svg
 
@@ -109,9 +108,9 @@ fuzz: $(STAMP)
 	$(BIN)/python -m tests.support.fuzz --modules 300
 	$(BIN)/python -m tests.support.fuzz --ranges 200
 
-# Each benchmark model: optimized, checked and run.
+# Each benchmark model: optimized, and compared with ONNX Runtime.
 bench-smoke: $(STAMP)
-	$(BIN)/python -m benchmarks.smoke
+	$(BIN)/python -m benchmarks.suite --against onnxruntime --budget 60 --rounds 1
 
 DOCS_STAMP := $(VENV)/.installed-docs
 

@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.models import PAPER, build
-from benchmarks.rows import write_rows
+from benchmarks.rows import in_process, write_rows
 from korch.ablation import Ablation
 from korch.api import optimize
 from korch.equivalence.rules import FAMILIES
@@ -57,25 +56,21 @@ def main() -> None:
     parser.add_argument("--variants", help="variants that are compared with the joint choice (default: all)")
     parser.add_argument("--folder", type=Path, default=Path("build/ablation"))
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.one:
-        model, artifact, cache, options = args.one
-        executable: Any = optimize(
-            model,
-            budget=args.budget,
-            cache_folder=Path(cache),
-            ablation=Ablation(**{"baselines": False, **json.loads(options)}),
-        )
-        executable.save(artifact)
-        report = {key: plain(getattr(executable.report, key)) for key in KEPT}
-        fired = {rule.name for rule in executable.report.rule_reports if rule.fired}
-        print(json.dumps(report | {"fired": sorted(fired)}))
-        return
     found: dict[str, Any] = {}
     for name in args.models.split(","):
         found[name] = ablate(name, args.folder / name, args.budget, args.rounds, args.variants)
         write_rows(args.output, found)
+
+
+def searched(model: Path, artifact: Path, cache: Path, budget_s: float | None, ablation: Ablation) -> dict[str, Any]:
+    """Write the artifact of one search; return what is kept of its report."""
+    executable: Any = optimize(
+        model, budget=budget_s, cache_folder=cache, ablation=replace(ablation, baselines=False), progress=False
+    )
+    executable.save(artifact)
+    report = {key: plain(getattr(executable.report, key)) for key in KEPT}
+    return report | {"fired": sorted(rule.name for rule in executable.report.rule_reports if rule.fired)}
 
 
 def ablate(name: str, folder: Path, budget_s: float | None, rounds: int, variants: str | None = None) -> dict[str, Any]:
@@ -90,23 +85,11 @@ def ablate(name: str, folder: Path, budget_s: float | None, rounds: int, variant
     def artifact(variant: str) -> Path:
         return folder / f"{variant.replace(' ', '-')}.korch"
 
-    def add(variant: str, again: bool = False, times: int = 1, **options: str | bool) -> None:
+    def add(variant: str, again: bool = False, times: int = 1, **options: Any) -> None:
         if (variant in rows and not again) or (wanted is not None and variant not in wanted):
             return
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.ablation",
-            "--one",
-            str(model),
-            str(artifact(variant)),
-            str(folder / "cache"),
-            json.dumps(options),
-        ]
-        if budget_s is not None:
-            command += ["--budget", str(times * budget_s)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        rows[variant] = json.loads(done.stdout.splitlines()[-1])
+        budget = None if budget_s is None else times * budget_s
+        rows[variant] = in_process(searched, model, artifact(variant), folder / "cache", budget, Ablation(**options))
         kept.write_text(json.dumps(rows, indent=1) + "\n")
 
     add(JOINT)

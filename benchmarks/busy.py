@@ -16,17 +16,14 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.rows import known_rows, options_of, write_rows
+from benchmarks.rows import artifact_of, artifacts_of, known_rows, options_of, write_rows
 from benchmarks.suite import MODELS, load, quotients
-from korch.api import optimize
 from korch.cli.bench import bench
 from korch.options import Options
 
@@ -52,13 +49,10 @@ def measure(name: str, counts: list[int], args: argparse.Namespace) -> Iterator[
     """Yield a model's row for each number of busy processes."""
     if not counts:
         return
-    with tempfile.TemporaryDirectory() as folder:
-        model = Path(folder) / f"{name}.onnx"
+    with artifacts_of(args) as folder:
+        model = folder / f"{name}.onnx"
         model.write_bytes(load(name).SerializeToString())
-        artifact = (args.artifacts or Path(folder)) / f"{name}.korch"
-        if not artifact.exists():
-            artifact.parent.mkdir(parents=True, exist_ok=True)
-            optimize(model, budget=args.budget).save(artifact)
+        artifact = artifact_of(model, folder / f"{name}.korch", budget=args.budget)
         for count in counts:
             with busy_processes(count):
                 found = bench(artifact, args.against.split(","), model, args.rounds, Options(), {})

@@ -37,7 +37,7 @@ import korch
 from benchmarks.models.decoder import BITS, DECODERS, DTYPES, FLOATS, ROUNDED, build_decoder
 from benchmarks.models.writer import save
 from benchmarks.peers.llama import LLAMA, write_gguf
-from benchmarks.rows import known_rows, options_of, write_rows
+from benchmarks.rows import artifacts_of, known_rows, options_of, write_rows
 from korch.fission import fission
 from korch.frontend.onnx import load_model
 from korch.numerics import FACTOR, least_tolerance
@@ -126,9 +126,7 @@ def main() -> int:
     parser.add_argument("--prompts", default="", help="numbers of tokens that sessions read first, like 128,512")
     args = parser.parse_args()
     rows: dict[str, Any] = known_rows(args.output)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = args.artifacts or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
+    with artifacts_of(args) as folder:
         state = args.state.partition(",")[0]
         for name in args.models.split(","):
             for dtype in args.dtypes.split(","):
@@ -162,11 +160,15 @@ def measure(step: Step, folder: Path, budget_s: float, rounds: int) -> dict[str,
     size = int(size_path.read_text())
     if not path.with_suffix(".korch").exists():
         _optimize(path, path.with_suffix(".korch"), budget_s)
-    gguf = folder / f"{step.name}-{step.dtype}.gguf"
-    if LLAMA.is_available() is None and not gguf.exists():
-        write_gguf(gguf, step.name, step.dtype)
-    runners = [*_runners(path), _reading(size, folder, budget_s)]
-    if gguf.exists():
+    return _compared([*_runners(path), _reading(size, folder, budget_s)], step, folder, size, rounds)
+
+
+def _compared(runners: list[RunnerSpec], step: Step, folder: Path, size: int, rounds: int) -> dict[str, Any]:
+    """Return the times of engines, and of llama.cpp if it is installed, for a step that reads `size` bytes."""
+    if LLAMA.is_available() is None:
+        gguf = folder / f"{step.name}-{step.dtype}.gguf"
+        if not gguf.exists():
+            write_gguf(gguf, step.name, step.dtype)
         runners.append(RunnerSpec("benchmarks.peers.llama:LLAMA", gguf, LLAMA.name))
     found = compare(runners, step.inputs(), Settings(threads=2, rounds=rounds, leave_out=True), progress=_say)
     return {"bytes": size, **_figures(found, size)}
@@ -179,7 +181,6 @@ def measure_session(states: Sequence[str], step: Step, folder: Path, budget_s: f
     """
     artifact, *others = (_session_artifact(state, step, folder, budget_s) for state in states)
     path = folder / f"{step.name}-{step.dtype}.onnx"
-    gguf = path.with_suffix(".gguf")
     runners = [RunnerSpec("korch", artifact), *list(_runners(path))[1:]]
     runners += [
         RunnerSpec("korch", other, f"korch, states in {s}") for s, other in zip(states[1:], others, strict=True)
@@ -187,12 +188,7 @@ def measure_session(states: Sequence[str], step: Step, folder: Path, budget_s: f
     size = step.bytes_read(onnx.load(path))
     if step.rows == 1:
         runners.append(_reading(size, folder, budget_s))
-    if LLAMA.is_available() is None:
-        if not gguf.exists():
-            write_gguf(gguf, step.name, step.dtype)
-        runners.append(RunnerSpec("benchmarks.peers.llama:LLAMA", gguf, "llama.cpp"))
-    found = compare(runners, step.inputs(), Settings(threads=2, rounds=rounds, leave_out=True), progress=_say)
-    return {"bytes": size, **_figures(found, size)}
+    return _compared(runners, step, folder, size, rounds)
 
 
 def _session_artifact(state: str, step: Step, folder: Path, budget_s: float) -> Path:

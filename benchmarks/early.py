@@ -10,9 +10,7 @@ for the models in `SLOW`. Searches that the file and the folder have are not rep
 
 from __future__ import annotations
 
-import argparse
 import compileall
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,10 +22,9 @@ import korch
 from benchmarks.models import PAPER
 from benchmarks.models.transformers import TRANSFORMERS
 from benchmarks.peers import full_name
-from benchmarks.rows import known_rows, options_of, write_rows
+from benchmarks.rows import artifact_of, in_process, known_rows, options_of, write_rows
 from benchmarks.suite import load
 from korch.ablation import Ablation
-from korch.api import optimize
 from korch.inputs import random_inputs
 from korch.loading import load as load_artifact
 from korch.records import plain
@@ -61,11 +58,7 @@ def main() -> int:
     parser = options_of(__doc__, MODELS)
     parser.add_argument("--searches", default=SEARCHES, help=f"their budgets in seconds (default: {SEARCHES})")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.one:
-        search(Path(args.one), args)
-        return 0
     if args.artifacts is None:
         parser.error("--artifacts is missing")
     args.artifacts.mkdir(parents=True, exist_ok=True)
@@ -93,10 +86,8 @@ def measured(name: str, args: Any, known: dict[str, Any]) -> dict[str, Any]:
                 continue
             budget_s = float(budget.removesuffix(ANALYTIC))
             budget_s = 1.5 * budget_s if budget_s <= FIRST_S and name in SLOW else budget_s
-            command = [sys.executable, "-m", "benchmarks.early", "--one", str(model), "--output", str(artifact)]
-            command += ["--budget", str(budget_s), "--threads", str(args.threads), "--searches", budget]
             began_s = time.monotonic()
-            subprocess.run(command, check=True)
+            in_process(search, model, artifact, args.threads, budget_s, Ablation(learned_costs=ANALYTIC not in budget))
             taken_s = time.monotonic() - began_s
             report = load_artifact(artifact).report
             searches[label] = {"taken_s": taken_s, **{key: plain(getattr(report, key)) for key in KEPT}}
@@ -108,13 +99,10 @@ def measured(name: str, args: Any, known: dict[str, Any]) -> dict[str, Any]:
     return {"searches": searches, "comparison": comparison.to_json()}
 
 
-def search(model: Path, args: Any) -> None:
+def search(model: Path, artifact: Path, threads: int, budget_s: float, ablation: Ablation) -> None:
     """Write the artifact of one search."""
-    ablation = Ablation(learned_costs=not args.searches.endswith(ANALYTIC))
-    with tempfile.TemporaryDirectory() as cache:
-        optimize(
-            model, threads=args.threads, budget=args.budget, ablation=ablation, cache_folder=cache, progress=False
-        ).save(args.output)
+    artifact.unlink(missing_ok=True)
+    artifact_of(model, artifact, threads=threads, budget=budget_s, ablation=ablation, progress=False)
 
 
 if __name__ == "__main__":

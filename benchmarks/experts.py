@@ -13,7 +13,6 @@ ones are searched first. Each row is written when it is complete, and rows in th
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,8 @@ import numpy as np
 import onnx
 
 from benchmarks.models.experts import BLOCKS, FORMS, module_of, onnx_of, tokens_of
-from benchmarks.rows import known_rows, options_of, write_rows
+from benchmarks.rows import artifact_of, artifacts_of, known_rows, options_of, write_rows
 from benchmarks.suite import KEPT
-from korch.api import optimize
 from korch.loading import load
 from korch.options import Options
 from korch.records import plain
@@ -51,9 +49,7 @@ def main() -> None:
     for name in args.models.split(","):
         for tokens in map(int, args.tokens.split(",")):
             key = f"{name}-{tokens}"
-            with tempfile.TemporaryDirectory() as folder:
-                kept = args.artifacts or Path(folder)
-                kept.mkdir(parents=True, exist_ok=True)
+            with artifacts_of(args) as kept:
                 runners = list(_runners(name, tokens, kept, args.budget))
                 if args.search_only or key in rows:
                     continue
@@ -86,10 +82,7 @@ def _runners(name: str, tokens: int, folder: Path, budget: float | None) -> Iter
 
 
 def _artifact(model: Path, budget: float | None) -> Path:
-    path = model.with_suffix(".korch")
-    if not path.exists():
-        optimize(model, budget=budget, cache_folder=model.parent / "cache").save(path)
-    return path
+    return artifact_of(model, model.with_suffix(".korch"), budget=budget, cache_folder=model.parent / "cache")
 
 
 def _measure(name: str, tokens: int, runners: list[RunnerSpec], rounds: int) -> dict[str, Any]:

@@ -10,7 +10,6 @@ Korch's, the median over the rounds. Rows of other operators than those of `--mo
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from benchmarks.figures import spread
-from benchmarks.rows import known_rows, options_of, write_rows
+from benchmarks.rows import artifact_of, artifacts_of, known_rows, options_of, write_rows
 from benchmarks.suite import quotients
-from korch.api import optimize
 from korch.cli.bench import bench
 from korch.options import Options
 
@@ -141,8 +139,7 @@ def measure(name: str, model: bytes, folder: Path, budget_s: float, rounds: int)
     """Search a plan if the folder has none, and return the comparison."""
     path, artifact = (folder / f"{name.replace(' ', '-')}.{end}" for end in ("onnx", "korch"))
     path.write_bytes(model)
-    if not artifact.exists():
-        optimize(path, threads=2, budget=budget_s, cache_folder=folder / "cache", progress=False).save(artifact)
+    artifact_of(path, artifact, threads=2, budget=budget_s, cache_folder=folder / "cache", progress=False)
     return {"comparison": bench(artifact, ["onnxruntime"], path, rounds, Options(threads=2), {}).to_json()}
 
 
@@ -151,9 +148,7 @@ def main() -> int:
     models = dict(cases())
     args = options_of(__doc__, dict.fromkeys(name.split()[0] for name in models), budget_s=10.0).parse_args()
     rows = known_rows(args.output)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = args.artifacts or Path(temporary)
-        folder.mkdir(parents=True, exist_ok=True)
+    with artifacts_of(args) as folder:
         for name, model in models.items():
             if name.startswith(tuple(args.models.split(","))):
                 rows[name] = measure(name, model, folder, args.budget, args.rounds)

@@ -12,16 +12,14 @@ the largest element of each output.
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.rows import known_rows, options_of, write_rows
+from benchmarks.rows import artifact_of, artifacts_of, known_rows, options_of, write_rows
 from benchmarks.suite import TRANSFORMERS, load
-from korch.api import optimize
 from korch.inputs import random_inputs
 from korch.loading import load as load_artifact
 from korch.numerics import max_error
@@ -40,9 +38,7 @@ def main() -> int:
     args = parser.parse_args()
     rows: dict[str, Any] = {}
     for name in args.models.split(","):
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = args.artifacts or Path(temporary)
-            folder.mkdir(parents=True, exist_ok=True)
+        with artifacts_of(args) as folder:
             rows[name] = measure(name, folder, args)
         print(f"{name}: {text(rows[name])}", flush=True)
         write_rows(args.output, known_rows(args.output) | rows)
@@ -54,8 +50,9 @@ def measure(name: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]
     path = folder / f"{name}.onnx"
     if not path.exists():
         path.write_bytes(load(name).SerializeToString())
-    exact = _executable(path, folder / f"{name}.korch", args.budget, 0.0)
-    near = _executable(path, folder / f"{name}-{args.error:g}.korch", args.budget_with_error, args.error)
+    exact = load_artifact(artifact_of(path, folder / f"{name}.korch", budget=args.budget))
+    artifact = folder / f"{name}-{args.error:g}.korch"
+    near = load_artifact(artifact_of(path, artifact, budget=args.budget_with_error, error=args.error))
     errors = []
     for seed in UNSEEN:
         feeds = random_inputs(path, seed)
@@ -78,13 +75,6 @@ def text(row: dict[str, Any]) -> str:
     low, middle, high = np.quantile(row["quotients"], [0.1, 0.5, 0.9])
     largest = max(row["errors"])
     return f"{row['exact_ms']:.1f} -> {row['ms']:.1f} ms, {middle:.2f} ({low:.2f} to {high:.2f}); error {largest:.1e}"
-
-
-def _executable(model: Path, artifact: Path, budget_s: float, error: float) -> Any:
-    if not artifact.exists():
-        with tempfile.TemporaryDirectory() as cache:
-            optimize(model, budget=budget_s, error=error, cache_folder=Path(cache)).save(artifact)
-    return load_artifact(artifact)
 
 
 def _turn(plan: Any, feeds: dict[str, Any]) -> float:

@@ -29,9 +29,8 @@ from numpy.typing import NDArray
 from benchmarks.models import build
 from benchmarks.models.exported import export_model
 from benchmarks.models.narrow import in_bfloat16, in_float16, with_int4_weights, with_int8_weights
-from benchmarks.rows import known_rows, options_of, write_rows
+from benchmarks.rows import artifact_of, artifacts_of, known_rows, options_of, write_rows
 from benchmarks.suite import KEPT, quotients
-from korch.api import optimize
 from korch.cli.bench import bench
 from korch.loading import load
 from korch.options import Options
@@ -92,17 +91,13 @@ def main() -> int:
 
 def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     """Compare a model with other engines, and return its row; search its artifact first if there is none."""
-    with tempfile.TemporaryDirectory() as folder:
-        kept = args.artifacts or Path(folder)
-        kept.mkdir(parents=True, exist_ok=True)
+    with artifacts_of(args) as kept:
         model, artifact = kept / f"{name}.onnx", kept / f"{name}.korch"
         if not model.exists() and name in NARROW:
             onnx.save(NARROW[name](), model)
         elif not model.exists():
             quantize(MODELS[name](), model)
-        if not artifact.exists():
-            optimize(model, budget=args.budget, cache_folder=Path(folder) / "cache").save(artifact)
-        executable: Any = load(artifact)
+        executable: Any = load(artifact_of(model, artifact, budget=args.budget))
         row = {
             "report": {key: plain(getattr(executable.report, key)) for key in KEPT},
             "budget_s": executable.report.budget_s,

@@ -18,7 +18,6 @@ import argparse
 import json
 import math
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +32,7 @@ from benchmarks.models.efficientvit import build_efficientvit
 from benchmarks.models.exported import export_model
 from benchmarks.models.unet import build_unet
 from benchmarks.models.yolox import build_yolox
-from benchmarks.rows import options_of, write_rows
+from benchmarks.rows import artifacts_of, options_of, write_rows
 from korch.api import optimize
 from korch.inputs import random_arrays
 from korch.limits import SearchLimits
@@ -162,9 +161,7 @@ def main() -> int:
             parser.error(f"{name} has no size {_text(outside[0])}: {MODELS[name].dimensions}")
     rows: dict[str, Any] = {}
     for name in args.models.split(","):
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = args.artifacts or Path(temporary)
-            folder.mkdir(parents=True, exist_ok=True)
+        with artifacts_of(args) as folder:
             rows[name] = measure(name, MODELS[name], folder, args)
         write_rows(args.output, rows)
     return int(any(row["quotients"][peer] < 1 for rows_ in rows.values() for row in rows_["sizes"] for peer in PEERS))

@@ -9,12 +9,19 @@ import argparse
 import json
 import platform
 import subprocess
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from korch.api import optimize
 from korch.target import detect_target
+
+T = TypeVar("T")
 
 PACKAGES = (
     "onnxruntime",
@@ -45,6 +52,37 @@ def options_of(doc: str, models: Iterable[str], *, budget_s: float | None = None
     parser.add_argument("--artifacts", type=Path, help="folder of artifacts; those that are searched are written to it")
     parser.add_argument("--output", type=Path, help="the file of results")
     return parser
+
+
+@contextmanager
+def artifacts_of(args: Any) -> Iterator[Path]:
+    """Give the folder for a command's artifacts: that of its options, or a temporary one."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder: Path = args.artifacts or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+
+
+def artifact_of(model: Path, artifact: Path, **options: Any) -> Path:
+    """Return an artifact; if it does not exist, it is searched first, with an empty cache unless the options name one.
+
+    `options`: those of `korch.optimize`.
+    """
+    if not artifact.exists():
+        with tempfile.TemporaryDirectory() as cache:
+            optimize(model, **{"cache_folder": Path(cache), **options}).save(artifact)
+    return artifact
+
+
+def in_process(function: Callable[..., T], *args: Any) -> T:
+    """Return the result of a function that runs in a process of its own.
+
+    Raises:
+        BrokenProcessPool: the process ended.
+        Exception: what the function raises.
+    """
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(function, *args).result()
 
 
 def known_rows(path: Path | None, key: str = "models") -> Any:

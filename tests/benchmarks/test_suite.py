@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from benchmarks import suite
+from korch.errors import MeasureError
 
 RESULTS = Path(suite.__file__).parent / "results" / "suite.json"
 
@@ -26,12 +28,20 @@ def test_an_engine_that_is_not_installed_is_left_out(monkeypatch, capsys) -> Non
         def is_available(self) -> str | None:
             return "not installed" if self.name == "benchmarks.peers:IREE" else None
 
-    def measure(name, args):
-        asked.append(args.against)
+    def in_process(measure, name, against, *rest):
+        asked.append(against)
+        raise MeasureError("no engine", where=name)
 
     monkeypatch.setattr(suite, "get_peer", Peer)
-    monkeypatch.setattr(suite, "_in_process", measure)
+    monkeypatch.setattr(suite, "in_process", in_process)
     monkeypatch.setattr("sys.argv", ["suite", "--models", "candy"])
     assert suite.main() == 1
-    assert asked == ["onnxruntime,openvino,inductor"]
+    assert asked == [["onnxruntime", "openvino", "inductor"]]
     assert "without iree: not installed" in capsys.readouterr().out
+
+
+def test_other_results_than_those_of_onnx_runtime_fail() -> None:
+    def row(error: float | None) -> dict[str, Any]:
+        return {"comparison": {"rows": [{"name": "onnxruntime", "max_error": error}]}}
+
+    assert [suite.differs(row(error)) for error in (1e-6, 0.1, None)] == [False, True, True]

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.instances import Severity, make_instance
 from korch.binary_program import candidate_file
 from korch.binary_program.candidate_file import CandidateFile, format_candidates, parse_candidates
 from korch.binary_program.solve import solve
 from korch.cli import main
 from korch.errors import OptionError
 from tests.small_problems import brute_force, random_problem, with_owners
+from tests.support.instances import Severity, make_instance
 
 EXAMPLE = "".join(line[4:] for line in (candidate_file.__doc__ or "").splitlines(True) if line.startswith("    "))
 

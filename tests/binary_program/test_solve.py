@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.instances import Severity, make_instance
 from korch.binary_program.problem import Computation, Port, PricedKernel, Problem, Status
 from korch.binary_program.solve import Solver, solve
 from korch.binary_program.text import format_problem, parse_problem
@@ -16,6 +15,7 @@ from korch.binary_program.verify import verify_plan
 from korch.errors import InfeasibleError, InvalidGraphError
 from korch.limits import SearchLimits
 from tests.small_problems import brute_force, by_scip, random_problem, with_errors, with_owners
+from tests.support.instances import Severity, make_instance
 
 FEASIBLE_SEEDS = [seed for seed in range(12) if brute_force(random_problem(seed, kernels=11)) is not None]
 
