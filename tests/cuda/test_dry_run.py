@@ -68,7 +68,7 @@ def test_precisions_and_architectures(name, target, precision, cache_folder):
 
 def test_the_command_prints_the_plan(tmp_path, cache_folder, capsys):
     model = tmp_path / "m.onnx"
-    model.write_bytes(build("tiny_candy").SerializeToString())
+    model.write_bytes(build("mlp").SerializeToString())
     arguments = ["optimize", str(model), "--target", "cuda:sm_90", "--dry-run", "--cache-folder", str(cache_folder)]
     assert main(arguments) == 0
     text = capsys.readouterr().out
