@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ from korch.ranges.form import Sizes
 
 Matrix = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
+Values = Matrix | float
 Exponents = tuple[int, ...]
 
 ROUNDS = 4
@@ -39,8 +41,8 @@ class Term:
     exponents: Exponents
     coefficient: float
 
-    def at(self, shares: Sequence[Matrix]) -> Matrix:
-        """Return the term's value at each of some points."""
+    def at(self, shares: Sequence[Values]) -> Values:
+        """Return the term's value at a point, or at each of some points."""
         return self.coefficient * _power(self.exponents, shares)
 
 
@@ -65,7 +67,11 @@ class Cost:
 
     def at(self, sizes: Sequence[int]) -> float:
         """Return the time for some sizes, limited to between half of the least sample and twice the largest."""
-        return float(self.at_all([np.array([size]) for size in sizes])[0])
+        shares = [_share(size, self.step, scale) for size, scale in zip(sizes, self.scales, strict=True)]
+        above, below = (sum(float(term.at(shares)) for term in terms) for terms in (self.above, self.below))
+        found = above / (1.0 + below) if 1.0 + below > 0 else math.inf
+        times = [sample.time_ns for sample in self.samples]
+        return min(max(found, min(times) / 2), 2 * max(times)) if times else found
 
     def at_all(self, sizes: Sequence[Integers]) -> Matrix:
         """Return the times for many sizes; `sizes` has one array per dimension."""
@@ -121,11 +127,11 @@ def _without(samples: Sequence[TimedSizes], i: int) -> Sequence[TimedSizes]:
     return samples if len(samples) == 1 else [*samples[:i], *samples[i + 1 :]]
 
 
-def _forms(rank: int) -> list[tuple[list[Exponents], list[Exponents]]]:
+def _forms(rank: int) -> list[tuple[tuple[Exponents, ...], tuple[Exponents, ...]]]:
     """Return the terms of (numerator, denominator) of each form, the simplest form first."""
-    by_degree = [[e for e in itertools.product(range(3), repeat=rank) if sum(e) == degree] for degree in range(3)]
-    zero, linear, square = by_degree
-    return [(zero, []), (zero + linear, []), (zero + linear + square, []), (zero + linear + square, linear)]
+    exponents = list(itertools.product(range(3), repeat=rank))
+    zero, linear, square = (tuple(e for e in exponents if sum(e) == degree) for degree in range(3))
+    return [(zero, ()), (zero + linear, ()), (zero + linear + square, ()), (zero + linear + square, linear)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +139,16 @@ class _Form:
     """The form of a quotient: the step to which sizes are rounded up, and the terms."""
 
     step: int
-    above: Sequence[Exponents]
-    below: Sequence[Exponents]
+    above: tuple[Exponents, ...]
+    below: tuple[Exponents, ...]
 
 
 def _fitted(samples: Sequence[TimedSizes], scales: Sizes, form: _Form) -> Cost:
     """Return the quotient of a given form with the least sum of squared relative errors."""
     times = np.array([sample.time_ns for sample in samples])
-    columns = np.array([sample.sizes for sample in samples]).T
-    shares = [_share(column, form.step, scale) for column, scale in zip(columns, scales, strict=True)]
-    over, under = (_powers(terms, shares, len(samples)) for terms in (form.above, form.below))
+    over, under = (
+        _powers(terms, tuple(s.sizes for s in samples), scales, form.step) for terms in (form.above, form.below)
+    )
     weights = 1 / times
     coefficients = np.zeros(len(form.above) + len(form.below))
     for _ in range(ROUNDS if form.below else 1):
@@ -158,12 +164,14 @@ def _fitted(samples: Sequence[TimedSizes], scales: Sizes, form: _Form) -> Cost:
     return Cost(scales, above, below, samples=tuple(samples), step=form.step)
 
 
-def _powers(terms: Sequence[Exponents], shares: Sequence[Matrix], count: int) -> Matrix:
-    """Return the values of terms (columns) at some points (rows)."""
-    return np.array([_power(e, shares) * np.ones(count) for e in terms]).reshape(len(terms), count).T
+@lru_cache(1024)
+def _powers(terms: tuple[Exponents, ...], points: tuple[Sizes, ...], scales: Sizes, step: int) -> Matrix:
+    """Return the values of terms (columns) at some sizes (rows), which all kernels of a plan are timed at."""
+    shares = [_share(column, step, scale) for column, scale in zip(np.array(points).T, scales, strict=True)]
+    return np.array([_power(e, shares) * np.ones(len(points)) for e in terms]).reshape(len(terms), len(points)).T
 
 
-def _share(sizes: Integers, step: int, scale: int) -> Matrix:
+def _share(sizes: Integers | int, step: int, scale: int) -> Values:
     """Return sizes, rounded up, as fractions of the largest one."""
     return -(-sizes // step) * step / scale
 
@@ -174,5 +182,8 @@ def _solved(rows: Matrix, wanted: Matrix) -> Matrix:
     return np.asarray(np.linalg.lstsq(rows / sizes, wanted, rcond=RIDGE)[0] / sizes, np.float64)
 
 
-def _power(exponents: Exponents, shares: Sequence[Matrix]) -> Matrix:
-    return math.prod((share**e for share, e in zip(shares, exponents, strict=True)), start=np.ones(()))
+def _power(exponents: Exponents, shares: Sequence[Values]) -> Values:
+    found: Values = 1.0
+    for share, exponent in zip(shares, exponents, strict=True):
+        found = found * share**exponent
+    return found
