@@ -49,10 +49,10 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
 def test_what_goes_wrong_in_a_kernel_stays_there(builder: Builder) -> None:
     objects = [path for path in builder.compile(list(KERNELS.values())) if isinstance(path, Path)]
     jobs = [Job(name, name == "unmade", BUFFERS) for name in KERNELS]
-    found = dict(zip(KERNELS, time_kernels(jobs, Setup(objects, hang_seconds=4.0)), strict=True))
+    found = dict(zip(KERNELS, time_kernels(jobs, Setup(objects, hang_seconds=2.0)), strict=True))
     assert isinstance(found["fine"], Measured) and isinstance(found["later"], Measured)
     assert found["segfault"] == Failed("crashed", "the process ended by SIGSEGV")
-    assert found["forever"] == Failed("hung", "it did not return within 4 s")
+    assert found["forever"] == Failed("hung", "it did not return within 2 s")
     assert found["refuses"] == Failed("failed", "run returned an error")
     assert found["unmade"] == Failed("not created", "no such thing")
 

@@ -171,6 +171,7 @@ def test_a_range_of_sizes(tmp_path, cache_folder, name):
     shapes = shapes_of(name, RANGES)
     ranges = {key: bounds[0] for key, bounds in shapes.items()}
     quick = {"measure": False, "threads": 1, "ablation": korch.Ablation(baselines=False, rules="none")}
+    quick["search"] = korch.SearchLimits(max_primitives=8, max_outputs=1)
     executable = korch.optimize(model_of(*MODELS[name]), shapes=ranges, cache_folder=cache_folder, **quick)
     executable.save(tmp_path / "m.korch")
     unpack(tmp_path / "m.korch", tmp_path / "m")
