@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import onnx
 
@@ -166,9 +166,11 @@ def _optimized(
         bindings = _bindings(shapes)
         if not is_served:
             return build(source, options, bindings, progress)
-        return BackgroundExecutable(
-            lambda own, tell, deadline: build(source, own, bindings, tell, deadline), options, progress
-        )
+
+        def make(own: Options, tell: Progress, deadline: Deadline) -> Runnable:
+            return build(source, own, bindings, tell, deadline)
+
+        return cast(Runnable, BackgroundExecutable(make, options, progress))
     if shapes:
         raise OptionError("a module takes its shapes from the example inputs", where="option shapes")
     if options.state != "float32":

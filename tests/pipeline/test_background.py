@@ -7,7 +7,7 @@ import logging
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ class Adds:
     def __init__(self, number: int) -> None:
         self.number, self.threads, self.report = number, 1, f"report {number}"
 
-    def compute(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
+    def __call__(self, *arrays: Any) -> tuple[Any, ...]:
         return tuple(array + self.number for array in arrays)
 
 

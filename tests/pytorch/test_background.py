@@ -50,7 +50,7 @@ class Both(nn.Module):
 def test_a_module_is_right_before_while_and_after_its_plan_is_swapped(
     options: dict[str, Any], found: list[BackgroundSearch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("korch.pytorch.module.is_faster", lambda new, old: True)
+    monkeypatch.setattr("korch.pipeline.background.is_faster", lambda new, old: True)
     module, x = Both().eval(), torch.randn(2, 3, 6, 6)
     with torch.no_grad():
         wanted = module(x)

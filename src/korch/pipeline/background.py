@@ -10,22 +10,18 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import statistics
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import IO, Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from korch.options import Options
 from korch.primitive.op import Array
 from korch.report.progress import Progress, Update
-from korch.runtime.artifact import Archive
-from korch.runtime.record import ModelRecord
-from korch.runtime.report import AnyReport
-from korch.runtime.runnable import PlanExecutable, Runnable, TensorInfo, Timing, random_feeds
+from korch.runtime.runnable import PlanExecutable, Runnable, random_feeds
 from korch.system.deadline import Deadline
 
 FIRST_SECONDS = 3.0
@@ -129,10 +125,22 @@ def is_faster(new: Runnable, old: Runnable) -> bool:
     return new_ns < old_ns
 
 
-class BackgroundExecutable(Runnable):
+def search_on(owner: object, member: str, make: Make[Any], options: Options) -> BackgroundSearch:
+    """Begin to search an executable that replaces a member of its owner if it is faster."""
+    own = weakref.ref(owner)
+
+    def search(tell: Progress, deadline: Deadline) -> None:
+        found = make(options, tell, deadline)
+        if (there := own()) is not None and is_faster(found, getattr(there, member)):
+            setattr(there, member, found)
+
+    return BackgroundSearch(owner, search, options.budget_s)
+
+
+class BackgroundExecutable:
     """A model whose plan is replaced by a better one while it is in use. It may be called from several threads.
 
-    Other attributes are those of the executable that is served.
+    All other members are those of the executable that is served, a `Runnable`.
 
     Attributes:
         served: the executable that the next call runs.
@@ -146,88 +154,27 @@ class BackgroundExecutable(Runnable):
             KorchError: the model, an option or the machine is not suitable.
         """
         self.served = first_plan(make, options, progress)
-        own = weakref.ref(self)
-
-        def search(tell: Progress, deadline: Deadline) -> None:
-            found = make(options, tell, deadline)
-            if (served := own()) is not None and is_faster(found, served.served):
-                served.served = found
-
-        self.background = BackgroundSearch(self, search, options.budget_s)
+        self.background = search_on(self, "served", make, options)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until the search has ended, at most some seconds; return whether it has."""
         return self.background.wait(seconds)
+
+    def __call__(self, *arrays: Any, **named: Any) -> tuple[Array, ...]:
+        """Run the plan that is served; see `Runnable.__call__`."""
+        return self.served(*arrays, **named)
 
     def __getattr__(self, name: str) -> Any:
         if name == "served":  # it is not there yet
             raise AttributeError(name)
         return getattr(self.served, name)
 
-    @property
-    def report(self) -> AnyReport:
-        """How the plan that is served was found."""
-        return self.served.report
-
-    @property
-    def threads(self) -> int:
-        """The number of threads that a run uses."""
-        return self.served.threads
-
-    @property
-    def model(self) -> ModelRecord:
-        """The model file that it was built from."""
-        return self.served.model
-
-    def get_inputs(self) -> list[TensorInfo]:
-        """Return descriptions of the model's inputs, in the order of a call's arguments."""
-        return self.served.get_inputs()
-
-    def example_inputs(self) -> list[TensorInfo]:
-        """Return descriptions of valid inputs with fixed shapes; several shapes may be possible."""
-        return self.served.example_inputs()
-
-    def get_outputs(self) -> list[TensorInfo]:
-        """Return descriptions of the model's outputs, in the order in which a call returns them."""
-        return self.served.get_outputs()
-
-    def compute(self, arrays: Sequence[Any]) -> tuple[Array, ...]:
-        """Return the outputs of the plan that is served."""
-        return self.served.compute(arrays)
-
-    def session(self, *args: Any, **named: Any) -> Any:
-        """Return a session of the plan that is served, which it keeps."""
-        return self.served.session(*args, **named)
-
-    def time(self, arrays: Sequence[Any], repeat: int) -> Timing:
-        """Run the plan that is served several times; see `Runnable.time`."""
-        return self.served.time(arrays, repeat)
-
-    def archive(self) -> Archive:
-        """Return the content of the file of the plan that is served."""
-        return self.served.archive()
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan that is served to one file; call `wait` first to write the best one."""
-        self.served.save(path)
-
-    def to_bytes(self) -> bytes:
-        """Return the content of the file that `save` would write."""
-        return self.served.to_bytes()
-
-    def facts(self) -> str:
-        """Return a line about the plan that is served."""
-        return self.served.facts()
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> Self:
-        """Refuse: a file has an executable without a search.
-
-        Raises:
-            NotImplementedError: always; `korch.load` reads the file.
-        """
-        raise NotImplementedError("korch.load reads the file")
+    def __repr__(self) -> str:
+        return repr(self.served)
 
     def __reduce__(self) -> tuple[Callable[[Any], Runnable], tuple[Any]]:
         """Pickle and copy what is served."""
         return self.served.__reduce__()
+
+
+Runnable.register(BackgroundExecutable)

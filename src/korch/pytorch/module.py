@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -28,7 +27,7 @@ from korch.host.executable import HostedExecutable
 from korch.host.optimize import optimize_with_host
 from korch.options import Options
 from korch.pipeline import Progress, optimize_model, untold
-from korch.pipeline.background import BackgroundSearch, Make, first_plan, is_faster
+from korch.pipeline.background import BackgroundSearch, Make, first_plan, search_on
 from korch.pipeline.ranges import optimize_ranges
 from korch.pipeline.source import Source
 from korch.primitive.op import Array
@@ -231,14 +230,7 @@ def served(make: Make[ModuleExecutable], options: Options, progress: Progress) -
         KorchError: the module can't be optimized.
     """
     first = first_plan(make, options, progress)
-    own = weakref.ref(first)
-
-    def search(tell: Progress, deadline: Deadline) -> None:
-        found = make(options, tell, deadline)
-        if (module := own()) is not None and is_faster(found.flat, module.flat):
-            module.flat = found.flat
-
-    first.background = BackgroundSearch(first, search, options.budget_s)
+    first.background = search_on(first, "flat", lambda *asked: make(*asked).flat, options)
     return first
 
 
