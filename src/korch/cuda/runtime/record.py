@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import IO, Any
+from dataclasses import dataclass, field
+from typing import IO
 
 from korch.cuda.kernel import Launch
 from korch.primitive.types import DType
@@ -113,8 +113,8 @@ def archive_of(program: CudaProgram) -> Archive:
         "is_parallel": program.is_parallel,
         "is_early": program.is_early,
         "engine_maker": program.engine_maker,
-        "steps": [asdict(step) for step in program.steps],
-        "copies": [[output, asdict(place)] for output, place in program.copies],
+        "steps": program.steps,
+        "copies": program.copies,
         "tables": program.tables,
     }
     texts = {PLAN: program.plan.to_json(), PROGRAM: to_json(data), REPORT: to_json(program.report)} | {
@@ -141,8 +141,8 @@ def read_program(path: str | os.PathLike[str] | IO[bytes]) -> CudaProgram:
             allow_tf32=bool(data["allow_tf32"]),
             is_parallel=bool(data["is_parallel"]),
             is_early=bool(data["is_early"]),
-            steps=tuple(map(_step, data["steps"])),
-            copies=tuple((int(output), _place(place)) for output, place in data["copies"]),
+            steps=tuple(read_record(StepProgram, step, PROGRAM) for step in data["steps"]),
+            copies=tuple((int(i), read_record(BufferRecord, place, PROGRAM)) for i, place in data["copies"]),
             tables=tuple(tuple(map(int, table)) for table in data["tables"]),
             weights=read_weights(archive),
             cubins=read_folder(archive, CUBINS, ".cubin"),
@@ -151,25 +151,3 @@ def read_program(path: str | os.PathLike[str] | IO[bytes]) -> CudaProgram:
             sources=read_texts(archive, ".py") | read_texts(archive, NETWORK),
             report=from_json(Report, archive.read(REPORT), REPORT),
         )
-
-
-def _place(data: dict[str, Any]) -> BufferRecord:
-    return BufferRecord(**{**data, "shape": tuple(data["shape"])})
-
-
-def _launch(data: dict[str, Any]) -> LaunchRecord:
-    lists = {name: tuple(data[name]) for name in ("signature", "arguments")}
-    matrices = tuple(read_record(CopiedMatrix, matrix, PROGRAM) for matrix in data["matrices"])
-    return LaunchRecord(**{**data, **lists, "matrices": matrices})
-
-
-def _step(data: dict[str, Any]) -> StepProgram:
-    return StepProgram(
-        tuple(map(_place, data["buffers"])),
-        data["inputs"],
-        data["outputs"],
-        tuple(map(_launch, data["launches"])),
-        data["call"],
-        data["engine"],
-        tuple(data["known"]),
-    )
