@@ -1,8 +1,7 @@
 """Compares Korch on a CUDA device with PyTorch, torch.compile, TensorRT and ONNX Runtime; only timing needs the device.
 
-    python -m benchmarks.device plan       what is missing, and how many minutes of a device it takes
+    python -m benchmarks.device plan       what is missing
     python -m benchmarks.device prepare    here: the kernels of rows, as files jobs-N.zip
-    python -m benchmarks.device tests      on the device: the tests that need one
     python -m benchmarks.device measure    on the device: these kernels, without planning
     python -m benchmarks.device build      here: plans of the rows whose kernels were measured
     python -m benchmarks.device time       on the device: rows, with other engines
@@ -61,7 +60,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -73,17 +71,16 @@ from benchmarks.peers.cuda_engines import onnxruntime, tensorrt
 from korch.ablation import Ablation
 from korch.cuda.compile import CubinCompiler
 from korch.cuda.measure.bulk import measure_jobs
-from korch.cuda.measure.job_file import MOST_BYTES, JobFile, KernelJob
+from korch.cuda.measure.job_file import MOST_BYTES, JobFile
 from korch.cuda.measure.lock import device_lock
 from korch.cuda.runtime.early import early_program
 from korch.cuda.runtime.executable import with_best_schedule
 from korch.errors import KorchError
 from korch.limits import SearchLimits
-from korch.measure.exchange import export_to, import_from, read_rows
+from korch.measure.exchange import export_to, import_from
 from korch.options import Options
 from korch.pipeline.prepare import build_apart, prepare_model
 
-TEST_SECONDS = 170.0
 PEER_SECONDS = 150
 """The longest time, in seconds, that another engine may take to prepare and for its first three runs."""
 
@@ -99,19 +96,10 @@ COLUMNS = {
     "onnxruntime": "ort",
 }
 
-VISIT_MINUTES = 30.0
-"""For how long a device is at hand at a time."""
-
-KERNEL_MS = 6.0
-"""The estimated milliseconds to measure a kernel of a few microseconds: see docs/cuda.md."""
-
-REPLAYS = 33
-"""How often a kernel runs that fills more than a sample: three times in each of eleven replays."""
-
 ROW_SECONDS = 60.0
 """The estimated seconds in which one of --jobs processes prepares and times a row."""
 
-STEPS = ("plan", "prepare", "tests", "measure", "build", "time", "table")
+STEPS = ("plan", "prepare", "measure", "build", "time", "table")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -138,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if args.one:
         time_row(_rows_of(args.one)[0], args)
         return 0
-    steps = {"plan": plan, "prepare": prepare, "tests": tests, "measure": measure, "build": build, "time": time_rows}
+    steps = {"plan": plan, "prepare": prepare, "measure": measure, "build": build, "time": time_rows}
     steps.get(args.step, print_table)(args)
     return 0
 
@@ -199,15 +187,14 @@ DRY_ERROR = {"tf32": 2e-2, "float16": 2e-2, "float32": 1e-4}
 
 
 def plan(args: argparse.Namespace) -> None:
-    """Print what is missing, and the minutes that a device needs for it."""
-    known, done, plans = _prepared(args), _measured(args), _plans(args)
-    left = {name: sum(job.key not in done for job in jobs) for name, jobs in _jobs(args).items()}
-    seconds = {name: _seconds_of([job for job in jobs if job.key not in done]) for name, jobs in _jobs(args).items()}
-    untimed = [row for row in args.rows if not _is_whole(_path(args, row))]
-    ready = [row for row in untimed if "added" in known.get(row.key, {})]
-    print(f"{len(args.rows)} rows: {len([r for r in args.rows if 'added' in known.get(r.key, {})])} prepared, ", end="")
-    print(f"{len([r for r in args.rows if 'predicted_ms' in plans.get(r.key, {})])} planned, ", end="")
-    print(f"{len(args.rows) - len(untimed)} timed")
+    """Print what is missing."""
+    known, plans = _prepared(args), _plans(args)
+    counts = {
+        "prepared": sum("added" in known.get(row.key, {}) for row in args.rows),
+        "planned": sum("predicted_ms" in plans.get(row.key, {}) for row in args.rows),
+        "timed": sum(_is_whole(_path(args, row)) for row in args.rows),
+    }
+    print(f"{len(args.rows)} rows: " + ", ".join(f"{count} {what}" for what, count in counts.items()))
     for row in args.rows:
         found = known.get(row.key, {"failure": "not prepared"})
         text = found.get("failure") or (
@@ -215,35 +202,6 @@ def plan(args: argparse.Namespace) -> None:
             f"{found['left']} left"
         )
         print(f"  {row.key}: {text}; {plans.get(row.key, {}).get('failure', '')}".rstrip("; "))
-    steps = [("tests", TEST_SECONDS * (not (args.folder / "tests.txt").exists()), "failures are printed first")]
-    steps += [(f"measure {name}", seconds[name], f"{left[name]} kernels, {_mib(args.folder / name)}") for name in left]
-    steps += [("time", ROW_SECONDS * len(ready) / args.jobs, f"{len(ready)} rows in {args.jobs} processes")]
-    total_s = 0.0
-    for name, step_s, text in steps:
-        total_s += step_s
-        print(f"{name:24} {step_s / 60:6.1f} min, {total_s / 60:6.1f} so far: {text}")
-    print(f"that is {math.ceil(total_s / 60 / VISIT_MINUTES)} times {VISIT_MINUTES:.0f} minutes on a device")
-
-
-def _seconds_of(jobs: Sequence[KernelJob]) -> float:
-    """Return the estimated seconds to measure some jobs."""
-    return sum(KERNEL_MS / 1e3 + REPLAYS * job.guess_ns / 1e9 * (job.guess_ns > LONG_NS) for job in jobs)
-
-
-LONG_NS = 83_000
-"""Three runs of a longer kernel take more than a sample."""
-
-
-def _jobs(args: argparse.Namespace) -> dict[str, list[KernelJob]]:
-    """Return the jobs of each file."""
-    files = sorted(args.folder.glob("jobs-*.zip"))
-    return {f.name: [job for jobs, _ in JobFile(f).batches(with_cubins=False) for job in jobs] for f in files}
-
-
-def _measured(args: argparse.Namespace) -> set[str]:
-    """Return the keys of the jobs that have a record."""
-    path = args.folder / RECORDS
-    return {row[2] for row in read_rows(path) if row[0] == "records"} if path.exists() else set()
 
 
 RECORDS = "records.jsonl"
@@ -266,10 +224,6 @@ def _note(path: Path, row: Row, found: Mapping[str, Any]) -> None:
     """Add what is known of a row to a file."""
     path.write_text(json.dumps({**_read(path), row.key: found}, indent=1))
     print(f"{row.key}: {dict(found)}", flush=True)
-
-
-def _mib(path: Path) -> str:
-    return f"{path.stat().st_size / 2**20:.1f} MiB"
 
 
 def _path(args: argparse.Namespace, row: Row) -> Path:
@@ -339,24 +293,6 @@ def build(args: argparse.Namespace) -> None:
 # Steps on a device.
 
 
-def tests(args: argparse.Namespace) -> None:
-    """Run the tests that need a device, unless the folder has their output; write the end of the output to it."""
-    path = args.folder / "tests.txt"
-    if path.exists():
-        return
-    # Warnings of other packages are ignored in these tests.
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider"]
-    command += ["-W", "default", "tests/gpu"]
-    if find_spec("xdist") is not None:  # most of the time is spent by the compiler, on the host
-        command += ["-n", "4"]
-    limit_s = min(TEST_SECONDS, args.end_s - time.monotonic())
-    ended, text = _run(command, limit_s, is_kept=True)
-    if ended == "out of time":
-        text += f"\nout of time after {limit_s:.0f} s"
-    path.write_text(text[-20000:])
-    print(text[-3000:], flush=True)
-
-
 def measure(args: argparse.Namespace) -> None:
     """Measure the kernels of all files of jobs."""
     for path in sorted(args.folder.glob("jobs-*.zip")):
@@ -380,20 +316,19 @@ def _time_apart(row: Row, args: argparse.Namespace) -> None:
     if _is_whole(_path(args, row)) or args.end_s - begun_s < ROW_SECONDS:
         return
     command = [sys.executable, "-m", "benchmarks.device", "--one", row.key, "--folder", str(args.folder)]
-    ended = _run(command, args.end_s - begun_s)[0]
+    ended = _run(command, args.end_s - begun_s)
     print(f"{row.key}: {ended}, {time.monotonic() - begun_s:.0f} s", flush=True)
 
 
-def _run(command: list[str], limit_s: float, is_kept: bool = False) -> tuple[str, str]:
-    """Run a command within a time limit; return how it ended, and its output if `is_kept`."""
-    process = subprocess.Popen(command, start_new_session=True, text=True, stdout=subprocess.PIPE if is_kept else None)
+def _run(command: list[str], limit_s: float) -> str:
+    """Run a command within a time limit; return how it ended."""
+    process = subprocess.Popen(command, start_new_session=True)
     try:
-        text, _ = process.communicate(timeout=max(1.0, limit_s))
-        return f"exit code {process.returncode}", text or ""
+        return f"exit code {process.wait(timeout=max(1.0, limit_s))}"
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # also ends the processes of compilers
-        text, _ = process.communicate()
-        return "out of time", text or ""
+        process.wait()
+        return "out of time"
 
 
 def _empty_row(row: Row, device: str) -> dict[str, Any]:
@@ -534,9 +469,7 @@ def _describe(executable: Any, seconds: float) -> dict[str, Any]:
 def print_table(args: argparse.Namespace) -> None:
     """Write all rows of the folder to the file of results, and print them; the results are kept if there are none."""
     rows = [_read(path) for row in all_rows() if (path := _path(args, row)).exists()]
-    path = args.folder / "tests.txt"
-    lines = path.read_text("utf-8").strip().splitlines() if path.exists() else []
-    found = {"tests": lines[-1] if lines else "not run", "cpu_cores": os.cpu_count(), "rows": rows}
+    found = {"cpu_cores": os.cpu_count(), "rows": rows}
     if rows:
         args.output.parent.mkdir(parents=True, exist_ok=True)
         args.output.write_text(json.dumps(found, indent=1) + "\n")
@@ -546,10 +479,9 @@ def print_table(args: argparse.Namespace) -> None:
 def table(found: dict[str, Any]) -> str:
     """Return a short table: medians in milliseconds, and the best peer's time divided by Korch's."""
     lines = [
-        f"tests: {found['tests']}",
         f"{'ms':14}{'precision':10}{'batch':>5}"
         + "".join(f"{name:>9}" for name in COLUMNS.values())
-        + f"{'ratio':>7} (10-90 %)",
+        + f"{'ratio':>7} (10-90 %)"
     ]
     ratios: dict[str, list[float]] = {}
     for row in found["rows"]:

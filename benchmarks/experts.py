@@ -33,7 +33,7 @@ MOST_GATHERED_BYTES = 512 << 20
 
 TORCH = {"EAGER_LOOP": False, "EAGER_GROUPED": False, "INDUCTOR_GROUPED": False, "EAGER_GATHER": True}
 TORCH |= {"INDUCTOR_GATHER": True}
-"""The peers of `benchmarks.peers.experts`, and whether each gathers weights."""
+"""The peers of `benchmarks.peers` for blocks of experts, and whether each gathers weights."""
 
 OPERATOR = "operator"
 """The form that only ONNX Runtime reads."""
@@ -78,7 +78,7 @@ def _runners(name: str, tokens: int, folder: Path, budget: float | None) -> Iter
     for peer, is_gathered in TORCH.items():
         if gathers or not is_gathered:
             label = peer.lower().replace("_", " ")
-            yield RunnerSpec(f"benchmarks.peers.experts:{peer}", folder / f"{name}-{tokens}.onnx", label)
+            yield RunnerSpec(f"benchmarks.peers:{peer}", folder / f"{name}-{tokens}.onnx", label)
 
 
 def _artifact(model: Path, budget: float | None) -> Path:

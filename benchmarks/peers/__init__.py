@@ -2,18 +2,23 @@
 
 EAGER, INDUCTOR    PyTorch runs the ONNX file, translated to a module
 TRANSFORMER        Inductor compiles the module from which the file of a transformer was exported
+EAGER_LOOP, ...    PyTorch runs a block of experts, in each form of the library transformers
 IREE               IREE
 """
 
 from __future__ import annotations
 
 from benchmarks.peers.iree import IreePeer
-from benchmarks.peers.onnx_in_torch import OnnxInTorch
-from benchmarks.peers.transformers import TransformerPeer
+from benchmarks.peers.modules import of_experts, of_onnx, of_transformer
 
-EAGER = OnnxInTorch("eager", is_compiled=False)
-INDUCTOR = OnnxInTorch("inductor", is_compiled=True)
-TRANSFORMER = TransformerPeer()
+EAGER = of_onnx("eager", is_compiled=False)
+INDUCTOR = of_onnx("inductor", is_compiled=True)
+TRANSFORMER = of_transformer()
+EAGER_LOOP = of_experts("eager loop", "eager")
+EAGER_GROUPED = of_experts("eager grouped", "grouped_mm")
+EAGER_GATHER = of_experts("eager gather", "batched_mm")
+INDUCTOR_GROUPED = of_experts("inductor grouped", "grouped_mm", is_compiled=True)
+INDUCTOR_GATHER = of_experts("inductor gather", "batched_mm", is_compiled=True)
 IREE = IreePeer()
 
 NAMES = ("eager", "inductor", "iree")

@@ -16,7 +16,6 @@ from benchmarks import device, gpu_rows
 from benchmarks.gpu_rows import Row, all_rows
 from benchmarks.models.transformers import NAMES
 from benchmarks.paper import BLOCKS
-from korch.cuda.measure.job_file import JobFile, KernelJob
 
 
 def row(name, whole, **engines):
@@ -37,10 +36,9 @@ def test_the_table_has_medians_ratios_and_reasons(tmp_path, capsys):
     rows[0]["clock"] = "an older one"
     for item in rows:
         (tmp_path / f"{item['model']}-tf32-1.json").write_text(json.dumps(item))
-    (tmp_path / "tests.txt").write_text("...\n12 passed in 3 s\n")
     device.main(["table", "--folder", str(tmp_path), "--output", str(tmp_path / "gpu.json")])
-    first, head, candy, yolox, mean = capsys.readouterr().out.splitlines()
-    assert first == "tests: 12 passed in 3 s" and "compile" in head
+    head, candy, yolox, mean = capsys.readouterr().out.splitlines()
+    assert "compile" in head
     end = ["2.00", "(2.00-2.00)", "(timed", "otherwise)"]
     assert candy.split() == ["candy", "tf32", "1", "1.000", "4.000", "-", "2.500", "2.000", "-", "-", *end]
     assert "no device" in yolox and "not all engines" in yolox and "otherwise" not in yolox
@@ -49,26 +47,16 @@ def test_the_table_has_medians_ratios_and_reasons(tmp_path, capsys):
 
 
 def test_the_plan_says_what_is_missing(tmp_path, capsys):
-    file = JobFile(tmp_path / "jobs-0.zip")
-    jobs = [KernelJob("short", {"launches": []}, 2000), KernelJob("long", {"launches": []}, 10**9)]
-    assert file.add(jobs, {}, 90, "3")
     (tmp_path / "prepared.json").write_text(
         json.dumps({"candy-tf32-1": {"added": 2, "candidates": 9, "known": 1, "left": 4}})
     )
     (tmp_path / "plans.json").write_text(json.dumps({"candy-tf32-1": {"predicted_ms": 0.4}}))
     device.main(["plan", "--folder", str(tmp_path), "--only", "candy-tf32-1,bert-tf32-1"])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[:3] == [
+    assert capsys.readouterr().out.splitlines() == [
         "2 rows: 1 prepared, 1 planned, 0 timed",
         "  candy-tf32-1: 2 kernels of 9 candidates, 1 known before, 4 left",
         "  bert-tf32-1: not prepared",
     ]
-    assert [line.split()[:4] for line in lines[3:6]] == [
-        ["tests", "2.8", "min,", "2.8"],
-        ["measure", "jobs-0.zip", "0.6", "min,"],
-        ["time", "0.2", "min,", "3.6"],
-    ]
-    assert lines[6] == "that is 1 times 30 minutes on a device"
 
 
 def test_the_rows_are_those_of_the_table():
@@ -85,8 +73,7 @@ def test_an_unknown_row_is_refused():
 
 def test_a_command_that_takes_too_long_ends_with_its_children():
     begun_s = time.monotonic()
-    ended, text = device._run(["sh", "-c", "echo on; sleep 60; true"], 3.0, is_kept=True)
-    assert (ended, text) == ("out of time", "on\n") and time.monotonic() - begun_s < 30
+    assert device._run(["sh", "-c", "sleep 60; true"], 3.0) == "out of time" and time.monotonic() - begun_s < 30
 
 
 def test_an_engine_has_a_limit():
