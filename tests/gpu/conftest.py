@@ -12,12 +12,6 @@ from korch.cuda.driver import has_driver
 os.environ.pop("TRITON_INTERPRET", None)
 if not has_driver() or find_spec("torch") is None or find_spec("triton") is None:
     collect_ignore_glob = ["test_*"]
-else:
-    from tests.support import outcomes
-
-    pytest_configure = outcomes.pytest_configure
-    pytest_collection_modifyitems = outcomes.pytest_collection_modifyitems
-    pytest_runtest_logreport = outcomes.pytest_runtest_logreport
 
 
 @pytest.fixture(scope="session")

@@ -76,20 +76,10 @@ def _tired(x):
     return [2 * x]
 
 
-def _nap(model_path, inputs, threads):
-    threading.Event().wait(0.5)
-
-
 def _compiler(model_path, inputs, threads):
     child = subprocess.Popen(["sleep", "600"])
     model_path.write_text(str(child.pid))
     child.wait()
-
-
-class PatientPeer(FakePeer):
-    def __init__(self, name, prepare_timeout_s):
-        super().__init__(name, _double, prepare=_nap)
-        self.prepare_timeout_s = prepare_timeout_s
 
 
 CALLS = []
@@ -104,8 +94,6 @@ RAISE = FakePeer("raise", _raise)
 REFUSE = FakePeer("refuse", _double, prepare=_refuse)
 SPIN = FakePeer("spin", _double, prepare=_spin)
 TIRED = FakePeer("tired", _tired)
-SLEEPY = PatientPeer("sleepy", 30)
-HASTY = PatientPeer("hasty", 0.1)
 COMPILING = FakePeer("compiling", _double, prepare=_compiler)
 PRINT = FakePeer("print", _print)
 ABSENT = FakePeer("absent", _double, reason="the Python package fizz is not installed; run: pip install fizz")

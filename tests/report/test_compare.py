@@ -169,12 +169,6 @@ def test_without_any_engine_there_is_no_comparison():
     assert str(caught.value) == "compare: peer raise: ValueError: scripted trouble"
 
 
-def test_a_patient_engine_is_given_its_own_time():
-    _compare("SLEEPY", prepare_timeout_s=0.2)
-    with pytest.raises(MeasureError, match=r"no answer to 'prepare' within 0\.1 s"):
-        _compare("HASTY")
-
-
 def test_what_a_killed_engine_has_started_ends_with_it(tmp_path, monkeypatch):
     path, read_line = tmp_path / "pid", process.WorkerProcess._read_line
 

@@ -26,7 +26,7 @@ from korch.numerics import max_error
 from korch.records import read_record
 from korch.report.peers import get_peer
 from korch.report.peers.arrays import load_arrays, save_arrays
-from korch.report.peers.peer import Array, Arrays, Patient, require
+from korch.report.peers.peer import Array, Arrays, require
 from korch.report.peers.process import WorkerProcess
 from korch.system.scratch import scratch_folder
 
@@ -191,7 +191,7 @@ class Settings:
             immediate sequence.
         subject: the name of the row that the others are compared with.
         seed: random seed of the order of turns.
-        prepare_timeout_s: the time limit for loading and compiling a model; a peer may have its own.
+        prepare_timeout_s: the time limit for loading and compiling a model.
         run_timeout_s: the time limit for a turn.
         leave_out: whether to go on without an engine that can't run the model, crashes or hangs,
             unless it is the subject.
@@ -311,10 +311,8 @@ def _take_seat(
     spec: RunnerSpec, worker: WorkerProcess, request: dict[str, object], folder: Path, settings: Settings
 ) -> _Seat:
     """Prepare the model, warm it up, and keep its outputs."""
-    peer = get_peer(spec.engine)
-    prepare_s = peer.prepare_timeout_s if isinstance(peer, Patient) else settings.prepare_timeout_s
     start_s = time.monotonic()
-    worker.ask(request, prepare_s)
+    worker.ask(request, settings.prepare_timeout_s)
     some_runs_s = settings.run_timeout_s * (settings.warm_up + 1)  # the first one may compile
     worker.ask({"do": "run", "untimed": 1, "rest_ms": 0, "timed": 0}, some_runs_s)
     ready_s = time.monotonic() - start_s

@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,15 +50,6 @@ class Peer(Protocol):
         Raises:
             UnsupportedError: the engine isn't installed, or can't run the model.
         """
-
-
-@runtime_checkable
-class Patient(Protocol):
-    """A peer that may need longer to prepare a model than the others."""
-
-    @property
-    def prepare_timeout_s(self) -> float:
-        """The limit of the time to prepare a model, in seconds."""
 
 
 def import_object(name: str) -> Any:
