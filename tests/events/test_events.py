@@ -1,18 +1,16 @@
-"""Events between tasks: derived from footprints, printed, checked, and sufficient for every order."""
+"""Waits of tasks: derived from footprints, checked, and sufficient for every order."""
 
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from korch.errors import InvalidGraphError
-from korch.events.check import check_graph, check_queues
-from korch.events.derive import derive_events
-from korch.events.graph import AffineMap, Edge, EventStage, EventTensor, TableMap, TaskGraph, Touched, affine_or_table
+from korch.events.check import check_queues
+from korch.events.derive import derive_waits
+from korch.events.graph import Touched
 from korch.events.queues import QueuedTask, make_queues
 from korch.events.spans import NOTHING, run, runs, union
-from korch.events.text import format_tasks
 from korch.events.touched import touched_by
 from korch.tile.check.accesses import accesses
 from korch.tile.check.points import Points
@@ -20,7 +18,6 @@ from korch.tile.ir.bind import bind
 from korch.tile.lower.buffers import places_in_memory
 from tests.events.fewer_waits import with_fewer_waits
 from tests.support.parse_tiles import parse_program
-from tests.support.run_tasks import run_tasks
 from tests.tile.test_programs import PROGRAMS
 from tests.tile.tile_groups import FAMILIES, lowered, offers_of
 
@@ -93,36 +90,6 @@ def check_touched(program):
             }
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_maps_give_the_ranges_that_they_are_made_from(seed):
-    rng = random.Random(seed)
-    n, events = rng.randint(1, 9), rng.randint(1, 9)
-    if seed % 2:
-        made = AffineMap(rng.randint(-2, 3), rng.randint(-4, 6), rng.randint(-4, 9), rng.randint(1, 4))
-        ranges = [made.range(i, events) for i in range(n)]
-    else:
-        ranges = [tuple(sorted((rng.randint(0, events), rng.randint(0, events)))) for _ in range(n)]
-    found = affine_or_table(ranges, events)
-    assert [found.range(i, events) for i in range(n)] == ranges
-
-
-@pytest.mark.parametrize(
-    ("ranges", "events", "expected"),
-    [
-        ([(0, 2), (0, 3), (1, 4), (2, 4)], 4, AffineMap(1, -1, 2)),  # a window with a row before and after
-        ([(0, 1), (0, 1), (1, 2), (1, 2)], 2, AffineMap(1, 0, 2, 2)),  # two tasks for one
-        ([(0, 2), (2, 4)], 4, AffineMap(2, 0, 2)),
-        ([(0, 1)] * 5, 1, AffineMap(0, 0, 1)),  # a join
-        ([(0, 1), (2, 3), (1, 2)], 3, TableMap(((0, 1), (2, 3), (1, 2)))),
-    ],
-)
-def test_regular_maps_are_affine(ranges, events, expected):
-    found = affine_or_table(ranges, events)
-    assert type(found) is type(expected)
-    assert [found.range(i, events) for i in range(len(ranges))] == ranges
-    assert isinstance(found, TableMap) or (found.step, found.divisor) == (expected.step, expected.divisor)
-
-
 ROW = 8
 
 
@@ -136,31 +103,20 @@ def windows():
     second = [Touched(rows("arena", i - 1, min(i + 2, 4)), rows("arena", 10 + i, 11 + i)) for i in range(4)]
     third = [Touched(rows("arena", 10 + 2 * i, 12 + 2 * i), rows("arena", 2 * i, 2 * i + 2)) for i in range(2)]
     fourth = [Touched(rows("arena", 0, 4), rows("output", 0, 1))]
-    return ("k_1", "k_2", "k_3", "k_4"), (first, second, third, fourth)
+    return first, second, third, fourth
 
 
-WINDOWS = """\
-stage k_1 tasks 4
-stage k_2 tasks 4
-stage k_3 tasks 2
-stage k_4 tasks 1
-event counts 2 3 3 2
-  from 0 i -> [i - 1, i + 2)
-  to 1 i -> [i, i + 1)
-event counts 3 3
-  from 1 i -> [i - 2, i + 1)
-  to 2 i -> [i, i + 1)
-event counts 2
-  from 2 i -> [0, 1)
-  to 3 i -> [0, 1)
-"""
+WINDOWS = {
+    **{(0, i): () for i in range(4)},
+    **{(1, i): tuple((0, j) for j in range(max(0, i - 1), min(4, i + 2))) for i in range(4)},
+    (2, 0): ((1, 0), (1, 1), (1, 2)),
+    (2, 1): ((1, 1), (1, 2), (1, 3)),
+    (3, 0): ((2, 0), (2, 1)),
+}
 
 
 def test_events_of_windows_and_of_memory_that_is_used_again():
-    names, footprints = windows()
-    graph = derive_events(names, footprints)
-    assert format_tasks(graph) == WINDOWS
-    check_graph(graph)
+    assert derive_waits(windows()) == WINDOWS
 
 
 def random_footprints(rng):
@@ -174,7 +130,7 @@ def random_footprints(rng):
                 for i in range(tasks)
             ]
         )
-    return tuple(f"k_{i}" for i in range(len(stages))), [_without_races(own) for own in stages]
+    return [_without_races(own) for own in stages]
 
 
 def _without_races(stage):
@@ -199,73 +155,51 @@ def simulate(footprints, order):
     return memory
 
 
+def any_order(waits, rng):
+    """Return all tasks in a random order in which none runs before those that it waits for."""
+    left, order = dict(waits), []
+    while left:
+        ready = [task for task, others in left.items() if left.keys().isdisjoint(others)]
+        order.append(rng.choice(ready))
+        del left[order[-1]]
+    return order
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_any_order_that_events_allow_gives_the_results_of_the_plan(seed):
-    names, footprints = random_footprints(np.random.default_rng(seed))
-    graph = derive_events(names, footprints)
-    check_graph(graph)
-    expected = simulate(footprints, graph.tasks)
+    footprints = random_footprints(np.random.default_rng(seed))
+    waits = derive_waits(footprints)
+    expected = simulate(footprints, waits)
     for turn in range(5):
-        order = []
-        run_tasks(graph, order.append, seed=turn)
-        assert sorted(order) == list(graph.tasks)
+        order = any_order(waits, random.Random(turn))
         assert np.array_equal(simulate(footprints, order), expected)
-        queues = make_queues(graph, [order[q::3] for q in range(3)])
+        queues = make_queues(waits, [order[q::3] for q in range(3)])
         check_queues(queues, footprints)
 
 
-def alone(graph):
-    """Return queues of one task each, so that only events order tasks."""
-    return make_queues(graph, [[task] for task in graph.tasks])
-
-
-def test_a_count_off_by_one_is_refused():
-    names, footprints = windows()
-    graph = derive_events(names, footprints)
-    mutants = 0
-    for t, tensor in enumerate(graph.events):
-        for event in range(len(tensor.counts)):
-            for more in (-1, 1):
-                counts = [count + more * (i == event) for i, count in enumerate(tensor.counts)]
-                mutant = replace(tensor, counts=tuple(counts))
-                events = (*graph.events[:t], mutant, *graph.events[t + 1 :])
-                with pytest.raises(InvalidGraphError, match=rf"event {event} waits for \d notifications, but"):
-                    check_graph(replace(graph, events=events))
-                mutants += 1
-                if more > 0:
-                    with pytest.raises(InvalidGraphError, match="never have their counts"):
-                        run_tasks(replace(graph, events=events), lambda task: None)
-    assert mutants == 14
+def alone(waits):
+    """Return queues of one task each, so that only waits order tasks."""
+    return make_queues(waits, [[task] for task in waits])
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_missing_notification_is_refused(seed):
-    """One task no longer notifies one event, whose count is one less."""
-    names, footprints = windows() if seed == 0 else random_footprints(np.random.default_rng(seed))
-    graph = derive_events(names, footprints)
-    check_queues(alone(graph), footprints)
-    for t, tensor in enumerate(graph.events):
-        for e, edge in enumerate(tensor.producers):
-            ranges = [edge.map.range(i, len(tensor.counts)) for i in range(graph.stages[edge.stage].tasks)]
-            for i, (first, end) in enumerate(ranges):
-                if end - first != 1:
-                    continue
-                table = TableMap(tuple((0, 0) if j == i else own for j, own in enumerate(ranges)))
-                counts = tuple(count - (event == first) for event, count in enumerate(tensor.counts))
-                edges = (*tensor.producers[:e], replace(edge, map=table), *tensor.producers[e + 1 :])
-                mutant = replace(tensor, counts=counts, producers=edges)
-                changed = replace(graph, events=(*graph.events[:t], mutant, *graph.events[t + 1 :]))
-                check_graph(changed)
-                with pytest.raises(InvalidGraphError, match="nothing orders task"):
-                    check_queues(alone(changed), footprints)
+def test_a_missing_wait_is_refused(seed):
+    footprints = windows() if seed == 0 else random_footprints(np.random.default_rng(seed))
+    waits = derive_waits(footprints)
+    check_queues(alone(waits), footprints)
+    for task, others in waits.items():
+        for other in others:
+            changed = waits | {task: tuple(o for o in others if o != other)}
+            with pytest.raises(InvalidGraphError, match="nothing orders task"):
+                check_queues(alone(changed), footprints)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
 def test_a_wait_that_is_missing_or_too_short_is_refused(seed):
-    names, footprints = windows() if seed == 0 else random_footprints(np.random.default_rng(seed))
-    graph = derive_events(names, footprints)
-    order = list(graph.tasks)
-    queues = make_queues(graph, [order[q::2] for q in range(2)])
+    footprints = windows() if seed == 0 else random_footprints(np.random.default_rng(seed))
+    waits = derive_waits(footprints)
+    order = list(waits)
+    queues = make_queues(waits, [order[q::2] for q in range(2)])
     check_queues(queues, footprints)
     mutants = 0
     for _, changed in with_fewer_waits(queues):
@@ -283,30 +217,20 @@ def test_tasks_of_a_stage_with_many_short_runs_need_no_order():
 
 
 def test_queues_that_wait_for_each_other_are_refused():
-    names, footprints = windows()
-    graph = derive_events(names, footprints)
-    order = list(graph.tasks)
+    footprints = windows()
+    waits = derive_waits(footprints)
+    order = list(waits)
     with pytest.raises(InvalidGraphError, match="queue 0: it waits for what the queue runs later"):
-        make_queues(graph, [order[::-1], []])
+        make_queues(waits, [order[::-1], []])
     with pytest.raises(InvalidGraphError, match="not each task is in one queue"):
-        make_queues(graph, [order[1:], []])
+        make_queues(waits, [order[1:], []])
     turned = [[(1, 0), (0, 2), (0, 3), (1, 1), (2, 0)], [(1, 3), (0, 0), (0, 1), (1, 2), (2, 1), (3, 0)]]
     with pytest.raises(InvalidGraphError, match="its task 0 waits forever for 3 tasks of queue 1"):
-        make_queues(graph, turned)
+        make_queues(waits, turned)
 
 
 def test_tasks_in_the_wrong_order_of_one_queue_are_refused():
-    _, footprints = windows()
+    footprints = windows()
     queue = [QueuedTask((s, i)) for s in (0, 2, 1, 3) for i in range(len(footprints[s]))]
     with pytest.raises(InvalidGraphError, match="task 0 of stage 2 runs before task 0 of the earlier stage 1"):
         check_queues((tuple(queue),), footprints)
-
-
-def test_maps_that_do_not_fit_are_refused():
-    first, second, to_second = EventStage("a", 2), EventStage("b", 1), Edge(1, AffineMap(0, 0, 1))
-    graph = TaskGraph((first, second), (EventTensor((2,), (Edge(0, TableMap(((0, 1),))),), (to_second,)),))
-    with pytest.raises(InvalidGraphError, match="event tensor 0: a table does not fit stage 0"):
-        check_graph(graph)
-    graph = TaskGraph((first,), (EventTensor((2,), (Edge(0, AffineMap(0, 0, 1)),), (to_second,)),))
-    with pytest.raises(InvalidGraphError, match="event tensor 0: there is no stage 1"):
-        check_graph(graph)

@@ -1,35 +1,12 @@
-"""Checks of task graphs and queues: counts match, and tasks that touch the same bytes are ordered."""
+"""Check of queues: tasks that touch the same bytes are ordered."""
 
 from __future__ import annotations
 
 from itertools import combinations
 
 from korch.errors import InvalidGraphError
-from korch.events.graph import AffineMap, Footprints, Task, TaskGraph, conflicts
+from korch.events.graph import Footprints, Task, conflicts
 from korch.events.queues import Queues, clocks_of
-
-
-def check_graph(graph: TaskGraph) -> None:
-    """Check that each event gets as many notifications as its count, and that maps fit stages and events.
-
-    Raises:
-        InvalidGraphError: they do not; the text names the event.
-    """
-    for t, tensor in enumerate(graph.events):
-        for edge in (*tensor.producers, *tensor.consumers):
-            if edge.stage >= len(graph.stages):
-                raise InvalidGraphError(f"there is no stage {edge.stage}", where=f"event tensor {t}")
-            if isinstance(edge.map, AffineMap):
-                continue
-            is_long = len(edge.map.ranges) == graph.stages[edge.stage].tasks
-            if not is_long or any(not 0 <= a <= b <= len(tensor.counts) for a, b in edge.map.ranges):
-                raise InvalidGraphError(f"a table does not fit stage {edge.stage}", where=f"event tensor {t}")
-        for event, (count, tasks) in enumerate(zip(tensor.counts, graph.notified(tensor), strict=True)):
-            if count != len(tasks):
-                raise InvalidGraphError(
-                    f"event {event} waits for {count} notifications, but {len(tasks)} tasks notify it",
-                    where=f"event tensor {t}",
-                )
 
 
 def check_queues(queues: Queues, footprints: Footprints) -> None:

@@ -1,7 +1,7 @@
-"""Task graph and an order for each thread -> queues: which tasks each thread runs, and what it waits for.
+"""Waits of tasks and an order for each thread -> queues: which tasks each thread runs, and what it waits for.
 
 The tasks of a queue run one after another, so one counter per thread, the number of its ended tasks, says
-which tasks have ended. All events that a task waits for become at most one number for each other thread: how
+which tasks have ended. All tasks that a task waits for become at most one number for each other thread: how
 many tasks of that thread must have ended. Waits that follow from other waits are left out.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from korch.errors import InvalidGraphError
-from korch.events.graph import Task, TaskGraph
+from korch.events.graph import Task, Waits
 
 Wait = tuple[int, int]
 """A queue, and how many of its tasks must have ended."""
@@ -34,7 +34,7 @@ Clocks = dict[Task, tuple[int, ...]]
 """For each task, how many tasks of each queue have surely ended when it begins."""
 
 
-def make_queues(graph: TaskGraph, orders: Sequence[Sequence[Task]]) -> Queues:
+def make_queues(waits: Waits, orders: Sequence[Sequence[Task]]) -> Queues:
     """Return the queues of threads that run tasks in given orders.
 
     `orders`: the tasks of each thread; each task is in exactly one queue.
@@ -43,10 +43,10 @@ def make_queues(graph: TaskGraph, orders: Sequence[Sequence[Task]]) -> Queues:
         InvalidGraphError: a task is missing, or threads would wait for each other forever.
     """
     places = {task: (q, i) for q, order in enumerate(orders) for i, task in enumerate(order)}
-    if sorted(places) != sorted(graph.tasks) or len(places) != sum(map(len, orders)):
+    if sorted(places) != sorted(waits) or len(places) != sum(map(len, orders)):
         raise InvalidGraphError("not each task is in one queue", where="queues")
     needed: list[list[tuple[Wait, ...]]] = [[() for _ in order] for order in orders]
-    for task, producers in graph.producers().items():
+    for task, producers in waits.items():
         q, i = places[task]
         least = [0] * len(orders)
         for producer in producers:
@@ -56,7 +56,7 @@ def make_queues(graph: TaskGraph, orders: Sequence[Sequence[Task]]) -> Queues:
             raise InvalidGraphError(f"it waits for what the queue runs later: task {task}", where=f"queue {q}")
         needed[q][i] = tuple((other, n) for other, n in enumerate(least) if n and other != q)
     queues = tuple(
-        tuple(QueuedTask(task, waits) for task, waits in zip(order, own, strict=True))
+        tuple(QueuedTask(*entry) for entry in zip(order, own, strict=True))
         for order, own in zip(orders, needed, strict=True)
     )
     return _reduced(queues, clocks_of(queues))

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from korch.events.check import check_graph, check_queues
-from korch.events.derive import derive_events
-from korch.events.graph import Task, TaskGraph
+from korch.events.check import check_queues
+from korch.events.derive import derive_waits
+from korch.events.graph import Task, Waits
 from korch.events.kernels import Splitter, TaskStage, Use
 from korch.events.queues import Queues, make_queues
 from korch.events.simulate import WAIT_NS, Simulated, simulate_queues
@@ -24,7 +24,6 @@ class TaskSegment:
     """Kernels that run as tasks."""
 
     stages: tuple[TaskStage, ...]  # the stages of the kernels, in order
-    graph: TaskGraph  # their tasks and events
     queues: Queues  # the tasks of each thread
     simulated: Simulated  # the simulated time of the queues
 
@@ -52,21 +51,18 @@ def schedule_segment(uses: Sequence[Use], target: Target, parts: int = 1) -> Tas
                 load_ns[part.thread] += time_ns
         stages += own
     footprints = [stage.footprints for stage in stages]
-    names = [f"{stage.use.kernel.symbol}.{max(0, _number(stage))}" for stage in stages]
-    graph = derive_events(names, footprints)
-    check_graph(graph)
+    waits = derive_waits(footprints)
     times_ns = {(s, i): time_ns for s, stage in enumerate(stages) for i, time_ns in enumerate(stage.times_ns)}
     threads = {(s, i): part.thread for s, stage in enumerate(stages) for i, part in enumerate(stage.parts)}
-    queues = make_queues(graph, list_orders(graph, times_ns, threads, target.threads))
+    queues = make_queues(waits, list_orders(waits, times_ns, threads, target.threads))
     check_queues(queues, footprints)
-    return TaskSegment(tuple(stages), graph, queues, simulate_queues(queues, times_ns))
+    return TaskSegment(tuple(stages), queues, simulate_queues(queues, times_ns))
 
 
 def list_orders(
-    graph: TaskGraph, times_ns: dict[Task, float], threads: dict[Task, int], count: int
+    producers: Waits, times_ns: dict[Task, float], threads: dict[Task, int], count: int
 ) -> list[list[Task]]:
     """Return the order in which each thread runs its tasks."""
-    producers = graph.producers()
     paths_ns = path_times(producers, times_ns)
     consumers: dict[Task, list[Task]] = {task: [] for task in producers}
     for task, before in producers.items():
@@ -98,15 +94,11 @@ def list_orders(
     return orders
 
 
-def path_times(producers: dict[Task, list[Task]], times_ns: dict[Task, float]) -> dict[Task, float]:
+def path_times(producers: Waits, times_ns: dict[Task, float]) -> dict[Task, float]:
     """Return the time from the beginning of each task to the end of the longest path of dependent tasks."""
     found = dict.fromkeys(producers, 0.0)
-    for task in reversed(producers):  # tasks are in the order of the plan, which is also that of events
+    for task in reversed(producers):  # tasks are in the order of the plan
         found[task] += times_ns[task]
         for producer in producers[task]:
             found[producer] = max(found[producer], found[task])
     return found
-
-
-def _number(stage: TaskStage) -> int:
-    return stage.parts[0].stage if stage.parts else 0

@@ -10,7 +10,6 @@ from typing import Any
 
 from korch.events.kernels import TaskStage
 from korch.events.schedule import TaskSegment
-from korch.events.text import format_tasks
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.types import ValueType
 from korch.provider.provider import Kernel, Threading
@@ -59,7 +58,6 @@ def print_plan(
         f"i64 {program.arena.size_bytes}",
         f"i64 {target.threads}",
     ]
-    made.head += "".join(f"; {line}\n" for s in segments for line in format_tasks(s.graph).splitlines())
     name = content_name(PLAN.rstrip("_"), "\n".join((made.head, *made.lines, *fields)))
     return name, made.text(name, fields)
 
