@@ -107,12 +107,20 @@ class Step:
         names = [f"past_key_values.{n}.{k}" for n in range(at.layers) for k in ("key", "value")]
         return found | {name: rng.standard_normal(shape, np.float32).astype(kind) for name in names}
 
-    def bytes_read(self, model: onnx.ModelProto) -> int:
-        """Return the bytes of the weights and of the cache that the step has to read."""
-        is_in_product = DECODERS[self.name].is_tied and self.dtype not in BITS
-        weights = (t for t in model.graph.initializer if is_in_product or not t.name.startswith("embeddings"))
-        cache = (array.nbytes for name, array in self.inputs().items() if name.startswith("past"))
-        return sum(len(t.raw_data) for t in weights) + sum(cache)
+    def bytes_read(self, weights: int) -> int:
+        """Return the bytes that the step has to read: those of the weights and of the cache."""
+        return weights + sum(array.nbytes for name, array in self.inputs().items() if name.startswith("past"))
+
+    def saved(self, path: Path, **sizes: Any) -> int:
+        """Build the model, unless its file is there; return the bytes of the weights that a step has to read."""
+        size_path = path.with_suffix(".bytes")
+        if not path.exists() or not size_path.exists():
+            model = build_decoder(self.name, self.dtype, batch=1, **sizes)
+            is_in_product = DECODERS[self.name].is_tied and self.dtype not in BITS
+            read = (t for t in model.graph.initializer if is_in_product or not t.name.startswith("embeddings"))
+            size_path.write_text(str(sum(len(t.raw_data) for t in read)))
+            save(model, path)
+        return int(size_path.read_text())
 
 
 def main() -> int:
@@ -152,12 +160,7 @@ def main() -> int:
 def measure(step: Step, folder: Path, budget_s: float, rounds: int) -> dict[str, Any]:
     """Return the times of all engines for a step; what is not in the folder is written to it."""
     path = folder / f"{step.name}-{step.dtype}-{step.past}.onnx"
-    size_path = path.with_suffix(".bytes")
-    if not path.exists():
-        model = build_decoder(step.name, step.dtype, batch=1, seq=1, past=step.past)
-        save(model, path)
-        size_path.write_text(str(step.bytes_read(model)))
-    size = int(size_path.read_text())
+    size = step.bytes_read(step.saved(path, seq=1, past=step.past))
     if not path.with_suffix(".korch").exists():
         _optimize(path, path.with_suffix(".korch"), budget_s)
     return _compared([*_runners(path), _reading(size, folder, budget_s)], step, folder, size, rounds)
@@ -185,7 +188,7 @@ def measure_session(states: Sequence[str], step: Step, folder: Path, budget_s: f
     runners += [
         RunnerSpec("korch", other, f"korch, states in {s}") for s, other in zip(states[1:], others, strict=True)
     ]
-    size = step.bytes_read(onnx.load(path))
+    size = step.bytes_read(step.saved(path, is_last=True))
     if step.rows == 1:
         runners.append(_reading(size, folder, budget_s))
     return _compared(runners, step, folder, size, rounds)
@@ -195,8 +198,7 @@ def _session_artifact(state: str, step: Step, folder: Path, budget_s: float) -> 
     """Return the artifact of a step's model, which is optimized if the folder has none."""
     path = folder / f"{step.name}-{step.dtype}.onnx"
     artifact = folder / f"{path.stem}{_state_text(state)}.korch"
-    if not path.exists():
-        save(build_decoder(step.name, step.dtype, batch=1, is_last=True), path)
+    step.saved(path, is_last=True)
     if not artifact.exists():
         sizes = "--shape", f"past=0..{MOST_ROWS - 1}", "--shape", f"seq=1..{MOST_PROMPT}"
         _optimize(path, artifact, budget_s, *sizes, "--state", state)

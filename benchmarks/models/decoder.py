@@ -197,7 +197,7 @@ class _DecoderWriter(GraphWriter):
 
     def linear(self, x: str, name: str) -> str:
         """Append a product by weights, and their bias if there is one."""
-        weights, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
+        weights, bias = self.weights.pop(f"{name}.weight"), self.weights.get(f"{name}.bias")
         if self.bits:
             numbers, scales = quantized(weights, self.bits)
             packed = numbers if self.bits == 8 else numbers[..., ::2] | numbers[..., 1::2] << 4

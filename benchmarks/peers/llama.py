@@ -135,12 +135,12 @@ def _stored(at: DecoderSizes, name: str, weights: Weights, dtype: str) -> tuple[
         return weights, gguf.GGMLQuantizationType.F32
     if dtype in BITS:
         numbers, scales = quantized(weights, BITS[dtype])
-        if dtype == "int8":
+        if BITS[dtype] == 8:
             packed = (numbers.astype(np.int16) - 128).astype(np.int8).view(np.uint8)
         else:
             packed = numbers[..., :16] | numbers[..., 16:] << 4
         parts = [scales.astype(np.float16).view(np.uint8), packed]
-        kind = gguf.GGMLQuantizationType.Q8_0 if dtype == "int8" else gguf.GGMLQuantizationType.Q4_0
+        kind = gguf.GGMLQuantizationType.Q8_0 if BITS[dtype] == 8 else gguf.GGMLQuantizationType.Q4_0
         return np.concatenate(parts, -1).reshape(len(weights), -1), kind
     kind = gguf.GGMLQuantizationType.F16 if dtype == "float16" else gguf.GGMLQuantizationType.BF16
     return gguf.quantize(weights, kind), kind

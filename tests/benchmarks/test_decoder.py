@@ -106,7 +106,9 @@ def test_unknown_sizes_and_types_are_refused():
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny-qwen3", "tiny-llama"])
-@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-3), ("float16", 2e-3), ("int8", 0.05), ("int4", 0.2)])
+@pytest.mark.parametrize(
+    ("dtype", "limit"), [("float32", 1e-3), ("float16", 2e-3), ("int8", 0.05), ("int4", 0.2), ("int8-rounded", 0.05)]
+)
 def test_llama_runs_the_same_decoder(name, dtype, limit, tmp_path):
     pytest.importorskip("gguf", reason="needs gguf and llama-cpp-python, which are optional")
     if LLAMA.is_available() is not None:
