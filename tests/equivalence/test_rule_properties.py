@@ -37,6 +37,7 @@ from korch.primitive.ops.layout import (
 )
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, PoolAttributes, ReduceAttributes
+from korch.primitive.ops.stored import StoredAttributes
 from korch.primitive.types import DType, ValueType
 from tests.equivalence.equivalence_oracle import Draft, apply_rules, assert_alternatives_agree
 
@@ -452,7 +453,7 @@ def test_slices_of_an_image() -> None:
     check_rules(make, convolution.RULES, 8, range(20), [convolution.CONV_OF_SLICES_IS_STRIDED_CONV])
 
 
-@pytest.mark.parametrize("kind", ["conv", "matmul_right", "matmul_left"])
+@pytest.mark.parametrize("kind", ["conv", "matmul_right", "matmul_left", "stored"])
 def test_linear_siblings(kind: str) -> None:
     fired = 0
     for seed in range(15):
@@ -469,6 +470,11 @@ def test_linear_siblings(kind: str) -> None:
             elif kind == "matmul_right":
                 w = draft.constant(1, 1, shape[-1], out)
                 outputs.append(draft.add("matmul", (x, w)))
+            elif kind == "stored":
+                scales = draft.constant(-(-shape[-1] // 2), out)
+                at = StoredAttributes(8, 2, 128)
+                packed = draft.builder.constant(rng.integers(0, 256, (shape[-1] + shape[-1] % 2, out)).astype(np.uint8))
+                outputs.append(draft.add("matmul_stored", (x, packed, scales), at))
             else:
                 w = draft.constant(1, 1, out, shape[-2])
                 outputs.append(draft.add("matmul", (w, x)))
@@ -477,7 +483,7 @@ def test_linear_siblings(kind: str) -> None:
         graph = draft.finish(outputs[0])
         result, report = apply_rules(graph, siblings.RULES)
         fired += report.rules[0].fired
-        merged = [p for p in result.primitives if p.op in ("conv", "matmul")]
+        merged = [p for p in result.primitives if p.op in siblings.LINEAR]
         assert len(merged) <= len(outputs) + 1
         assert_alternatives_agree(result, graph, seed=seed)
     assert fired >= 15

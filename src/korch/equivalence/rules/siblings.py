@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from korch.equivalence.affine_chains import affine_step
 from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Write, Writer
+from korch.equivalence.rules.stored import STORED_WEIGHTS_LIE_BY_COLUMNS
 from korch.primitive.graph import Primitive
+from korch.primitive.op import Array
 from korch.primitive.ops.layout import ConcatAttributes, SliceAttributes
 from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.ops.stored import STORED
 from korch.primitive.types import ValueType
 
-LINEAR = ("conv", "matmul")
+LINEAR = ("conv", "matmul", STORED)
+UNSCALED = ("", "scale-folds-into-linear-before-it", STORED_WEIGHTS_LIE_BY_COLUMNS.name)
+"""The rules that may have written a linear primitive that is merged, "" for the model."""
+
 MOST = 8
 """The most siblings that are merged."""
 
@@ -33,8 +39,8 @@ class SiblingsMatch:
 
 
 def _match(view: View, root: Primitive) -> Iterator[SiblingsMatch]:
-    for at in (1,) if root.op == "conv" else (0, 1):
-        if view.constant(root.inputs[at]) is None or view.constant(root.inputs[1 - at]) is not None:
+    for at in (0, 1) if root.op == "matmul" else (1,):
+        if None in map(view.constant, _own(root, at)) or view.constant(root.inputs[1 - at]) is not None:
             continue
         siblings: dict[int, Primitive] = {}
         for other in sorted(view.users(root.inputs[1 - at]), key=lambda p: p.output):
@@ -46,11 +52,18 @@ def _match(view: View, root: Primitive) -> Iterator[SiblingsMatch]:
 
 def _is_like(view: View, other: Primitive, root: Primitive, at: int) -> bool:
     return (
-        (other.op, other.attributes) == (root.op, root.attributes)
+        (other.op, other.attributes, len(other.inputs)) == (root.op, root.attributes, len(root.inputs))
         and other.inputs[1 - at] == root.inputs[1 - at]
-        and view.constant(other.inputs[at]) is not None
-        and _fits(view.type(other.inputs[at]), view.type(root.inputs[at]), root.op, at)
+        and None not in map(view.constant, _own(other, at))
+        and all(
+            _fits(view.type(a), view.type(b), root.op, at) for a, b in zip(_own(other, at), _own(root, at), strict=True)
+        )
     )
+
+
+def _own(linear: Primitive, at: int) -> Sequence[int]:
+    """Return the operands that siblings do not share: weights; of stored ones, also their scales and zero points."""
+    return linear.inputs[1:] if linear.op == STORED else (linear.inputs[at],)
 
 
 def _result(view: View, value: int) -> int:
@@ -75,7 +88,7 @@ def _weights_axis(op: str, at: int, rank: int) -> int:
 def _is_plain(view: View, linear: Primitive) -> bool:
     """Return whether a primitive comes from the model, except for a folded scale, and no further scale follows."""
     value, rule = linear.output, view.rule_of(linear)
-    if rule not in ("", "scale-folds-into-linear-before-it"):
+    if rule not in UNSCALED:
         return False
     steps = (affine_step(view, user) for user in view.users(value))
     return not any(step is not None and step.has_scale for step in steps)
@@ -87,26 +100,27 @@ def _merge(view: View, match: SiblingsMatch) -> Write | RuleRefusal:
         return RuleRefusal("the siblings have groups", root.output)
     if len(match.siblings) > MOST:
         return RuleRefusal("there are too many siblings", root.output)
-    axis = _weights_axis(root.op, at, view.type(root.inputs[at]).rank)
-    arrays, first = [], 0
-    for sibling in match.siblings:
-        constant = view.constant(sibling.inputs[at])
-        if constant is None:
-            raise AssertionError("a sibling without weights")
-        if sibling.output < root.output:
-            first += constant.array.shape[axis]
-        arrays.append(constant.array)
-    shape, dtype = view.shape(root.output), view.type(root.inputs[at]).dtype
+    axis, shape = _weights_axis(root.op, at, view.type(root.inputs[at]).rank), view.shape(root.output)
     out = 1 if root.op == "conv" else len(shape) - 1 if at == 1 else len(shape) - 2
-    joined = np.concatenate(arrays, axis)
+    first = sum(view.shape(s.output)[out] for s in match.siblings if s.output < root.output)
+    operands = zip(*(_own(sibling, at) for sibling in match.siblings), strict=True)
+    joined = [np.concatenate([_array(view, value) for value in values], axis) for values in operands]
 
     def write(writer: Writer) -> int:
-        weights, data = writer.constant(joined, dtype), root.inputs[1 - at]
-        merged = writer.add(root.op, (data, weights) if at == 1 else (weights, data), root.attributes)
+        weights = [writer.constant(array, view.type(v).dtype) for array, v in zip(joined, _own(root, at), strict=True)]
+        data = root.inputs[1 - at]
+        merged = writer.add(root.op, (data, *weights) if at == 1 else (*weights, data), root.attributes)
         start = tuple(first if i == out else 0 for i in range(len(shape)))
         return writer.add("slice", (merged,), SliceAttributes(start, shape, (1,) * len(shape)))
 
     return write
+
+
+def _array(view: View, value: int) -> Array:
+    constant = view.constant(value)
+    if constant is None:
+        raise AssertionError("a sibling without weights")
+    return constant.array
 
 
 SIBLINGS_ARE_ONE_LINEAR = Rule(
