@@ -306,6 +306,7 @@ def test_an_artifact_has_the_same_sessions(executable, tmp_path) -> None:
 
 
 def c_session(executable: StatefulExecutable, folder: Path) -> InC:
+    folder.mkdir(exist_ok=True)
     executable.save(folder / "model.korch")
     unpack(folder / "model.korch", folder / "folder")
     return InC(folder / "folder", len(executable.plain_outputs))
@@ -385,6 +386,33 @@ def test_a_run_in_c_that_fails_leaves_zeros_behind_the_rows(cache_folder, tmp_pa
     kept = in_c.memory(0, 4 * 4 * 40)
     assert kept == x.tobytes().ljust(len(kept), b"\0")
     np.testing.assert_array_equal(in_c.run([x[:1], k])[0], np.full((1, 4), 18, np.float32))
+    in_c.close()
+
+
+def test_first_rows_in_c_are_at_least_those_of_the_plan(cache_folder, tmp_path) -> None:
+    text = """(float[n, 4] x, float[p, 4] past) => (float[n, 4] y, float[total, 4] present) {
+        scaled = Mul(x, x)
+        present = Concat <axis = 0> (past, scaled)
+        y = Relu(scaled)
+    }"""
+    sizes = {"p": range(40), "n": range(4, 17)}
+    executable = korch.optimize(parsed(text), shapes=sizes, cache_folder=cache_folder, **QUICK)
+    assert isinstance(executable, StatefulExecutable)
+    assert list(executable.by_rows) == [8, 0]
+    for first in (4, 7, 16):
+        in_c, session = c_session(executable, tmp_path / str(first)), executable.session()
+        assert_equal_rows(executable, (in_c, session), first)
+        assert_equal_rows(executable, (in_c, session), 8)
+        in_c.close()
+    in_c = c_session(executable, tmp_path / "refused")
+    for rows in (3, 17, 20):
+        with pytest.raises(InputError):
+            executable.session().run(np.ones((rows, 4), np.float32))
+        with pytest.raises(
+            ValueError, match=rf"^(no plan runs {rows} rows after 0|input x, axis 0: its size is {rows};)"
+        ):
+            in_c.run([np.ones((rows, 4), np.float32)])
+        assert in_c.length == 0
     in_c.close()
 
 

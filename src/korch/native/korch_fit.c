@@ -76,50 +76,50 @@ static int64_t read_extent(numbers *at, const int64_t *sizes) {
     return -floor_div(-found, own[4]) * own[4];
 }
 
-/* A list of factors: write to `out`, for each element, whether the model has it, and to `counts` how many each factor has in
- * the model; return the number of elements. A factor is its size and its parts, each a list; without parts, an extent. */
+/* Factors: write to `out`, of which bytes behind are used, too, which elements the model has, and to `counts` how many of each
+ * factor; return the number of elements. A factor is its size and its parts, each a list; without parts, an extent. */
 static int64_t read_valid(numbers *at, const int64_t *sizes, char *out, int64_t *counts) {
     int64_t n = 1;
     out[0] = 1;
     for (int64_t k = *(*at)++; k > 0; --k) {
         const int64_t size = *(*at)++, parts = *(*at)++;
-        char *const line = calloc((size_t)size + 1, 1);
+        char *const line = out + n * size;
         int64_t ends = 0, count = 0;
         for (int64_t p = 0; p < parts; ++p) ends += read_valid(at, sizes, line + ends, NULL);
         if (!parts) {
             const int64_t valid = read_extent(at, sizes);
-            memset(line, 1, (size_t)(valid < 0 ? 0 : valid < size ? valid : size));
+            ends = valid < 0 ? 0 : valid < size ? valid : size;
+            memset(line, 1, (size_t)ends);
         }
+        memset(line + ends, 0, (size_t)(size - ends));
         for (int64_t i = 0; i < size; ++i) count += line[i];
         if (counts) *counts++ = count;
         for (int64_t i = n; i-- > 0;)
             if (out[i]) memcpy(out + i * size, line, (size_t)size);
             else memset(out + i * size, 0, (size_t)size);
         n *= size;
-        free(line);
     }
     return n;
 }
 
-/* Which elements of an input or output the model has: the bytes of a group of elements that are all valid or not, room for
- * the number of groups, and the factors of the groups, which are the first axes. */
-static void read_spans(numbers *at, const int64_t *sizes, padded *own) {
+/* Which elements of an input or output the model has: the bytes of a group of elements that are all valid or not, room to
+ * read the groups, and their factors, which are the first axes. Return whether there is memory. */
+static bool read_spans(numbers *at, const int64_t *sizes, padded *own) {
     const int64_t unit = *(*at)++, room = *(*at)++;
-    char *const valid = calloc((size_t)room + 1, 1);
-    const int64_t n = read_valid(at, sizes, valid, own->shape);
-    own->spans = realloc(own->spans, (size_t)(n + 1) * sizeof(span));
-    own->count = 0;
-    int64_t before = 0;
-    for (int64_t i = 0; i < n;) {
-        const char *const begin = memchr(valid + i, 1, (size_t)(n - i));
-        if (!begin) break;
-        const char *const end = memchr(begin, 0, (size_t)(valid + n - begin));
-        i = end ? end - valid : n;
-        own->spans[own->count++] = (span){(begin - valid) * unit, before, (i - (begin - valid)) * unit};
-        before += (i - (begin - valid)) * unit;
+    char *const valid = malloc((size_t)room);
+    if (!own->spans) own->spans = malloc((size_t)room * sizeof *own->spans);
+    const bool has_memory = valid && own->spans;
+    const int64_t n = has_memory ? read_valid(at, sizes, valid, own->shape) : 0;
+    int64_t before = own->count = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        if (!valid[i]) continue;
+        if (!i || !valid[i - 1]) own->spans[own->count++] = (span){i * unit, before, 0};
+        own->spans[own->count - 1].size += unit;
+        before += unit;
     }
     own->is_whole = before == n * unit;
     free(valid);
+    return has_memory;
 }
 
 /* The bits of a float16, rounded to even. A conversion by the compiler would bring functions that hide those of libm. */
@@ -166,14 +166,15 @@ static void read_places(numbers *at, const int64_t *sizes, int64_t *out, int64_t
     }
 }
 
-/* What a plan reads besides the user's inputs, as in `korch.ranges.form.Hidden`: its kind, and what that needs. `out` has zeros. */
-static void read_hidden(numbers *at, const int64_t *sizes, const korch_tensor *what, char *out) {
+/* Write what a plan reads besides inputs (`korch.ranges.form.Hidden`) over zeros; return whether there is memory to do it. */
+static bool read_hidden(numbers *at, const int64_t *sizes, const korch_tensor *what, char *out) {
     enum { MASK, ORDER, END, NUMBER, PLACES, TABLE, SIZES };
     int64_t count = 1, found = 0, *const whole = (int64_t *)out;
     for (int64_t i = 0; i < what->rank; ++i) count *= what->shape[i];
     const int64_t kind = *(*at)++;
     if (kind == MASK || kind == ORDER) {
-        char *const valid = malloc((size_t)*(*at)++ + 1);
+        char *const valid = malloc((size_t)*(*at)++);
+        if (!valid) return false;
         read_valid(at, sizes, valid, NULL);
         for (int64_t i = 0; i < count; ++i)
             if (kind == MASK) ((float *)out)[i] = valid[i];
@@ -197,6 +198,7 @@ static void read_hidden(numbers *at, const int64_t *sizes, const korch_tensor *w
     } else {
         for (int64_t i = 0; i < count; ++i) whole[i] = sizes[i];
     }
+    return true;
 }
 
 /* Read the sizes of the inputs from their shapes; return whether they are right. For each input, there is its number in the
@@ -235,14 +237,13 @@ static numbers read_choice(numbers at, const korch_session *s) {
 }
 
 /* Return the description of the plan for the shapes of the inputs, or, if there are none, for the first of `rows` rows, whose
- * number is then in the sizes; null if there is none. */
+ * number is then in the sizes; null if there is none. A plan for first rows has a least number of them. */
 static numbers choose(korch_session *s, const int64_t *const *shapes, int64_t rows, char *error, size_t error_size) {
     numbers form = s->model->numbers + s->about->forms;
     for (int64_t left = *form++; left > 0; --left, form += *form) {
-        const bool follows = form[1];
+        const int64_t follows = form[1], least = form[follows ? 2 : form[3]];
         numbers at = form + 4;
-        if (shapes ? !read_sizes(&at, s, shapes, error, error_size) : follows != (s->length > 0) || (follows && rows < form[2]))
-            continue;
+        if (shapes ? !read_sizes(&at, s, shapes, error, error_size) : follows != (s->length > 0) || rows < least) continue;
         if (!shapes) s->sizes[0] = s->length + (s->sizes[1] = rows < form[2] ? rows : form[2]);
         return read_choice(form + form[3], s);
     }
@@ -345,7 +346,7 @@ static bool fit(numbers *at, const korch_session *s, const korch_tensor *what, p
     enum { WHOLE, NEW, ALL, KEPT, APPENDED };
     memcpy(own->shape, what->shape, (size_t)what->rank * sizeof *own->shape);
     if (!is_hidden) {
-        read_spans(at, s->sizes, own);
+        if (!read_spans(at, s->sizes, own)) return false;
         const int64_t role = (*at)[1], axis = (*at)[2], bytes = (*at)[3], before = s->length - s->begun;
         own->number = **at;
         own->is_kept = role >= KEPT;
@@ -362,8 +363,7 @@ static bool fit(numbers *at, const korch_session *s, const korch_tensor *what, p
     if (!is_hidden && own->is_whole) return true;
     if (own->memory) memset(own->memory, 0, (size_t)what->size_bytes);
     else if (!(own->memory = korch_allocate(what->size_bytes))) return false;
-    if (is_hidden) read_hidden(at, s->sizes, what, own->memory);
-    return true;
+    return !is_hidden || read_hidden(at, s->sizes, what, own->memory);
 }
 
 /* Fit a plan to the sizes; return whether there is memory for it. */
@@ -377,7 +377,7 @@ static bool fit_plan(korch_session *s, numbers at) {
     return true;
 }
 
-/* Prepare the plans for all parts of a run; return the last one, or null. */
+/* Prepare the plans for all parts of a run, once for its rows; return the last one, or null. */
 static numbers prepare_parts(korch_session *s, char *error, size_t error_size) {
     const long long begun = s->begun = s->length, end = begun + s->rows, capacity = s->about->capacity;
     numbers found = NULL;
@@ -457,12 +457,11 @@ static int serve_part(korch_session *s, const void *const *inputs, void *const *
 }
 
 KORCH_API int korch_serve(korch_session *s, const void *const *inputs, void *const *outputs) {
-    char text[64];
     int failed = 0;
     if (!s->about->states) return serve_part(s, inputs, outputs);
-    if (!prepare_parts(s, text, sizeof text)) return KORCH_UNFIT;
+    if ((!s->fitted || s->begun != s->length) && !prepare_parts(s, NULL, 0)) return KORCH_UNFIT;
     for (const int64_t end = s->begun + s->rows; !failed && s->length < end;) {
-        const bool has_memory = fit_plan(s, choose(s, NULL, end - s->length, text, sizeof text));
+        const bool has_memory = fit_plan(s, choose(s, NULL, end - s->length, NULL, 0));
         failed = has_memory ? serve_part(s, inputs, outputs) : KORCH_UNFIT;
         if (failed) set_rows(s, NULL, s->length, s->sizes[0]); /* plans rely on zeros behind the rows */
         else s->length = s->sizes[0];

@@ -17,6 +17,7 @@ rows follows it. Functions of C with similar names read what the functions here 
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from collections.abc import Iterator, Sequence
@@ -214,14 +215,25 @@ def _spans(tensor: TensorRecord, form: Sequence[tuple[Factor, ...]]) -> Numbers:
     count = max((i + 1 for i, axis in enumerate(form) if any(factor.is_free for factor in axis)), default=0)
     axes = [Factor(math.prod(f.size for f in axis), parts=(axis,)) for axis in form[:count]]
     unit = math.prod(tensor.type.shape[count:]) * tensor.type.dtype.size_bytes
-    return [unit, math.prod(axis.size for axis in axes), *_valid(axes)]
+    return [unit, _room(axes), *_valid(axes)]
+
+
+def _room(factors: Sequence[Factor]) -> int:
+    """Return the bytes that `read_valid` needs to read factors: each is read behind the elements that it makes."""
+    found = count = 1
+    for factor in factors:
+        count *= factor.size
+        begins = itertools.accumulate((math.prod(f.size for f in part) for part in factor.parts), initial=0)
+        parts = (begin + _room(part) for begin, part in zip(begins, factor.parts, strict=False))
+        found = max(found, count + factor.size, *(count + size for size in parts))
+    return found
 
 
 def _hidden(hidden: Hidden) -> Numbers:
     found = [KINDS.index(hidden.kind)]
     if hidden.kind in ("mask", "order"):
         factors = [factor for axis in hidden.axes.values() for factor in axis]
-        return [*found, math.prod(factor.size for factor in factors), *_valid(factors)]
+        return [*found, _room(factors), *_valid(factors)]
     if hidden.kind == "end":
         return [*found, hidden.offset, *_extent(hidden.factors[0].extent, hidden.factors[0].size)]
     if hidden.kind == "number":

@@ -388,7 +388,7 @@ class Session:
     def _pieces(self, rows: int) -> Iterator[tuple[int, int]]:
         """Yield the begins and ends of parts of new rows for which there are plans."""
         begin, plans = 0, self.executable.by_rows
-        if self.length == 0 and 0 in plans:
+        if self.length == 0 and 0 in plans and rows >= plans[0].ranges.dimensions[0].low:
             begin = min(rows, plans[0].ranges.dimensions[0].high)
             yield 0, begin
         while begin < rows:
