@@ -19,7 +19,7 @@ from korch.equivalence.rule import AnyRule, RuleRefusal, View, Write, rule_of
 from korch.equivalence.rules import integers, quantization, stored
 from korch.equivalence.rules.integers import ProductMatch
 from korch.equivalence.rules.stored import BlockMatch
-from korch.equivalence.saturate import first_known, saturate
+from korch.equivalence.saturate import SaturationLimits, first_known, saturate
 from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
 from korch.primitive.lowering import MULTIPLIED, lower_products
 from korch.primitive.types import NARROW, DType
@@ -57,13 +57,16 @@ def in_bytes(
     graph = _replaced(graph, rules, False, deadline)
     once = replace(integers.STORED_WEIGHTS_ARE_COMPUTED_ONCE, roots=("conv",))
     by_columns = replace(stored.STORED_WEIGHTS_LIE_BY_COLUMNS, rewrite=partial(_stored_product, has_kernel))
-    graph = _replaced(graph, (once, by_columns), False, deadline)
+    graph = _replaced(graph, (once,), False, deadline)
+    # Plans that widen all weights in each run take many times as long, so the end of the budget does not stop this.
+    graph = _replaced(graph, (by_columns,), False, deadline.without_limit)
     return lower_products(graph, multiplied, keeps=lambda primitive: has_kernel(_group_of(graph, primitive)))
 
 
 def _replaced(graph: PrimitiveGraph, rules: Sequence[AnyRule], strict: bool, deadline: Deadline) -> PrimitiveGraph:
     """Return a graph in which the results of some rules replace the original primitives, as far as it can run."""
-    found, report = saturate(graph, strict=strict, rules=rules, deadline=deadline)
+    limits = SaturationLimits.of(len(graph.primitives))
+    found, report = saturate(graph, strict=strict, rules=rules, limits=limits, deadline=deadline)
     if not any(rule.fired for rule in report.rules):
         return graph
     written = {p.output for p, origin in zip(found.primitives, found.origins, strict=True) if rule_of(origin)}

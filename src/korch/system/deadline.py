@@ -55,6 +55,11 @@ class Deadline:
         """Return the deadline for the first of several parts that share the remaining time equally."""
         return self.less(1 - 1 / parts)
 
+    @property
+    def without_limit(self) -> Deadline:
+        """A deadline that is over only if this one is stopped."""
+        return Deadline(None, self._told, self.whole, self.share)
+
     def stop(self) -> None:
         """Bring the deadline forward to now."""
         self._told.set()

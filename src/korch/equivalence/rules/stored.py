@@ -176,8 +176,9 @@ def _bits_of(integers: Array, zeros: Array) -> tuple[int, int, type[np.generic]]
 
 def _packed(integers: Array, bits: int, terms: int) -> Array:
     """Return integers, padded with zeros to a number of terms, with several terms of a column packed in each byte."""
-    whole = np.pad(integers, [(0, terms - len(integers)), (0, 0)])
-    return whole if bits == 8 else pack(whole.astype(np.uint8), bits, axis=0)
+    if terms > len(integers):
+        integers = np.pad(integers, [(0, terms - len(integers)), (0, 0)])
+    return integers if bits == 8 else pack(integers.astype(np.uint8), bits, axis=0)
 
 
 def _block_of(*arrays: Array) -> int:
