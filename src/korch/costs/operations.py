@@ -16,7 +16,9 @@ from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Array, Category
 from korch.primitive.ops.elementwise import TRANSCENDENTAL_OPS
 from korch.primitive.ops.gathered import GATHERED
+from korch.primitive.ops.loop import LoopAttributes
 from korch.primitive.ops.reduce import PoolAttributes
+from korch.ranges.served import Served
 
 TRANSCENDENTAL = 6
 """The number of operations for which a transcendental function counts."""
@@ -73,4 +75,16 @@ def gathered_indices(group: Group) -> dict[int, Array]:
         type_, count = body.types[index], body.types[primitive.inputs[1]].shape[0]
         numbers = np.random.default_rng(0).permutation(np.arange(type_.size) % count)
         found[group.position[index]] = numbers.reshape(type_.shape).astype(type_.dtype.numpy)
+    return found
+
+
+def iterations(group: Group, served: Served | None) -> dict[int, Array]:
+    """Return, by position, data for the input with the number of a loop's iterations: as many as a size needs."""
+    found = dict[int, Array]()
+    for primitive in group.body.primitives:
+        loop = primitive.attributes
+        if isinstance(loop, LoopAttributes) and loop.is_counted:
+            needs = served.needs if served is not None else ()
+            counts = [e.at(served.sizes) for need in needs for e in need.get(0, ())] if served is not None else []
+            found[group.position[primitive.inputs[-1]]] = np.array([min(counts, default=loop.trips)], np.int64)
     return found

@@ -16,7 +16,7 @@ from korch.costs.analysis import analyse, work_of
 from korch.costs.calibrated import ScoreTail
 from korch.costs.features import features
 from korch.costs.model import model_for
-from korch.costs.operations import gathered_indices
+from korch.costs.operations import gathered_indices, iterations
 from korch.costs.rates import Calibration, Rates, Work
 from korch.measure import uncompiled
 from korch.measure.batch import JobResult, NotCompiled, SourcedJob, compile_and_time
@@ -263,7 +263,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
 
     def _job(self, candidate: Candidate, kernel: Kernel) -> Job:
         group, updates = candidate.group, candidate.offer.updates
-        indices = gathered_indices(group)
+        indices = gathered_indices(group) | iterations(group, candidate.served)
         buffers = [
             BufferSpec(
                 layout.size_bytes(type_),

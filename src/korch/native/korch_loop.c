@@ -23,7 +23,7 @@ typedef struct {
     int64_t size;
 } state;
 
-/* Where a tensor is in the first iteration; in each later one, `step` bytes further. */
+/* Where a tensor's first slice is. The next one is `step` bytes further; if that is negative, the last one is used first. */
 typedef struct {
     int64_t tensor;
     place place;
@@ -38,7 +38,9 @@ typedef struct {
 } copy;
 
 typedef struct {
-    int64_t threads, trips, tensors;
+    int64_t threads, trips; /* the most iterations; `count` has their number, or is none */
+    place count;
+    int64_t tensors;
     korch_job team; /* the kernel's own function for several threads, or null */
     const unsigned char *data;
     korch_steps parts;
@@ -64,17 +66,18 @@ static char *slot_at(char *const *at, const slot *slot, int64_t me) {
 }
 
 /* Set the tensors of an iteration. */
-static void bind(const loop *loop, void *const *buffers, int64_t trip, char **at) {
+static void bind(const loop *loop, void *const *buffers, int64_t trip, int64_t trips, char **at) {
     for (int64_t i = 0; i < loop->states.count; ++i) {
         const state *const own = &loop->states.rows[i];
         at[own->read] = trip == 0 ? locate(loop, buffers, own->first) : at[own->written];
-        const bool ends = trip + 1 == loop->trips && own->last.buffer != NONE;
+        const bool ends = trip + 1 == trips && own->last.buffer != NONE;
         at[own->written] = ends ? locate(loop, buffers, own->last)
                                 : locate(loop, buffers, own->others) + (trip & 1) * own->size;
     }
     for (int64_t i = 0; i < loop->streams.count; ++i) {
         const stream *const own = &loop->streams.rows[i];
-        at[own->tensor] = locate(loop, buffers, own->place) + trip * own->step;
+        at[own->tensor] = locate(loop, buffers, own->place) +
+                          (own->step < 0 ? (trip + 1 - trips) * own->step : trip * own->step);
     }
 }
 
@@ -88,9 +91,14 @@ static int run_trips(const loop *loop, void **states, void *const *buffers, korc
     char **const at = __builtin_alloca((size_t)loop->tensors * sizeof(char *));
     for (int64_t i = 0; i < loop->fixed.count; ++i)
         at[loop->fixed.rows[i].tensor] = locate(loop, buffers, loop->fixed.rows[i].place);
+    int64_t trips = loop->trips;
+    if (loop->count.buffer != NONE) {
+        const int64_t count = *(const int64_t *)locate(loop, buffers, loop->count);
+        trips = count < 1 ? 1 : count < trips ? count : trips;
+    }
     int failed = 0;
-    for (int64_t trip = 0; trip < loop->trips; ++trip) {
-        bind(loop, buffers, trip, at);
+    for (int64_t trip = 0; trip < trips; ++trip) {
+        bind(loop, buffers, trip, trips, at);
         for (int64_t i = 0; i < loop->parts.count; ++i) {
             const korch_step *const part = &loop->parts.rows[i];
             const bool is_last = i + 1 == loop->parts.count;

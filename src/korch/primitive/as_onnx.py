@@ -377,6 +377,9 @@ class OnnxNodes:
         """Add a loop as a Scan, whose body reads the values that all iterations need from outside."""
         self.count += 1
         end = at.states + len(at.reads_backward)
+        if at.is_counted:
+            first = [self.add("Slice", [x, self.integers([0]), inputs[-1]]) for x in inputs[at.states : end]]
+            *inputs, count = (*inputs[: at.states], *first, *inputs[end:])
         body = OnnxNodes(body_of(at.body), self.where, f"{self.prefix}t{self.count}_")
         inside = [f"{body.prefix}i{i}" for i in range(end)]
         body.names = {v: name for (_, v), name in zip(body.body.inputs, (*inside, *inputs[end:]), strict=True)}
@@ -406,7 +409,12 @@ class OnnxNodes:
             backward = list(map(int, at.writes_backward))
             node.attribute.append(helper.make_attribute("scan_output_directions", backward))
         self.made.append(node)
-        return names[at.output]
+        if not at.is_counted or at.output < at.states:
+            return names[at.output]
+        missing = self.add("Sub", [self.integers([at.trips]), count])
+        rank = ValueType.parse(at.outputs[at.output]).rank
+        pads = self.add("Concat", [self.integers([0] * rank), missing, self.integers([0] * (rank - 1))], axis=0)
+        return self.add("Pad", [names[at.output], pads])
 
     def opaque(self, at: OpaqueAttributes, inputs: Sequence[str]) -> str:
         """Add the node of an opaque primitive as the model has it, or nodes of this opset with the same meaning."""

@@ -120,18 +120,19 @@ def run_loop(inputs: Sequence[Array], loop: LoopAttributes, roundings: np.random
     `inputs`: the loop's inputs; floats that are wider than their types are computed exactly.
     """
     body = body_of(loop.body)
+    trips = int(inputs[-1][0]) if loop.is_counted else loop.trips
     end = loop.states + len(loop.reads_backward)
     states, sliced, others = list(inputs[: loop.states]), inputs[loop.states : end], inputs[end:]
     exact = any(
-        array.dtype != body.types[value].dtype.numpy for array, (_, value) in zip(inputs, body.inputs, strict=True)
+        array.dtype != body.types[value].dtype.numpy for array, (_, value) in zip(inputs, body.inputs, strict=False)
     )
     stacks: list[list[Array]] = [[] for _ in loop.writes_backward]
-    for trip in range(loop.trips):
+    for trip in range(trips):
         slices = [
-            array[loop.slice_of(trip, is_backward)]
+            array[trips - 1 - trip if is_backward else trip]
             for array, is_backward in zip(sliced, loop.reads_backward, strict=True)
         ]
-        given = {name: array for (name, _), array in zip(body.inputs, (*states, *slices, *others), strict=True)}
+        given = {name: array for (name, _), array in zip(body.inputs, (*states, *slices, *others), strict=False)}
         found = list(run(body, given, exact=exact, roundings=roundings).values())
         states, written = found[: loop.states], found[loop.states :]
         for stack, array in zip(stacks, written, strict=True):
@@ -139,7 +140,8 @@ def run_loop(inputs: Sequence[Array], loop: LoopAttributes, roundings: np.random
     if loop.output < loop.states:
         return states[loop.output]
     place = loop.output - loop.states
-    return np.stack(stacks[place][:: -1 if loop.writes_backward[place] else 1])
+    found = np.stack(stacks[place][:: -1 if loop.writes_backward[place] else 1])
+    return np.concatenate([found, np.zeros((loop.trips - trips, *found.shape[1:]), found.dtype)])
 
 
 @lru_cache(64)

@@ -28,9 +28,10 @@ from korch.primitive.ops.state import WRITE_ROWS, WriteAttributes
 from korch.primitive.types import DType
 from korch.ranges.chosen import pad, part, take
 from korch.ranges.form import Axis, Factor, axis_of, is_free, prefix
+from korch.ranges.looped import loop
 from korch.ranges.mask import DEQUANTIZES, Fill, Value, identity_of
 from korch.ranges.site import Site, fixed, result_of
-from korch.ranges.whole import loop, whole
+from korch.ranges.whole import whole
 from korch.ranges.windows import conv, pool
 
 Rule = Callable[[Site], Value]

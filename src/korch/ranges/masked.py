@@ -33,7 +33,7 @@ from korch.ranges.form import (
     sizes_input,
 )
 from korch.ranges.free import rule_of
-from korch.ranges.lockstep import AmbiguousError, LockOperand, Lockstep, align, refusal
+from korch.ranges.lockstep import AmbiguousError, LockOperand, Lockstep, Samples, align, refusal
 from korch.ranges.mask import Fill, Masks, Value, plain
 from korch.ranges.plan import RangePlan
 from korch.ranges.samples import FEW, MANY, sample, sizes_near, sweep
@@ -117,6 +117,15 @@ def _masked(
         return walk, walk.run()
     except UnsupportedError:
         raise unclear from None  # at size 1, axes broadcast, so that other primitives may compute the same
+
+
+def masked_samples(samples: Samples) -> Masked:
+    """Return the primitives of a part of a model for all sizes, as far as the samples determine them.
+
+    Raises:
+        UnsupportedError: there is no rule that makes a node correct for all sizes.
+    """
+    return _Walk(align(samples)).run()
 
 
 class _Walk:

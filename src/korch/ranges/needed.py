@@ -23,6 +23,7 @@ from korch.primitive.ops.layout import (
     TransposeAttributes,
 )
 from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.ops.loop import LoopAttributes
 from korch.primitive.ops.reduce import PoolAttributes, ReduceAttributes, window_extent
 from korch.primitive.ops.winograd import WinogradAttributes
 from korch.ranges.form import Extent, Form, Hidden, Rows, prefix
@@ -125,7 +126,14 @@ class Conditions:
     def __init__(self, graph: PrimitiveGraph, hidden: Sequence[Hidden]) -> None:
         values = dict(graph.inputs)
         self._hidden = {values[h.name]: h for h in hidden if h.kind in ("mask", "end") and h.name in values}
+        self._numbers = {values[h.name]: h for h in hidden if h.kind == "number" and h.name in values}
         self._graph = graph
+
+    def trips(self, loop: Primitive) -> Need:
+        """Return the slices that a loop reads of an input, if they are counted."""
+        number = self._numbers.get(loop.inputs[-1])
+        extent = number.factors[0].extent if number is not None else None
+        return {} if extent is None else {0: frozenset((extent,))}
 
     def need(self, condition: int) -> Need:
         """Return the coordinates at which a condition may hold, if they are known."""
@@ -173,6 +181,9 @@ def of_operand(graph: PrimitiveGraph, primitive: Primitive, k: int, need: Need, 
         case WinogradAttributes(_, begin, end):
             conv = ConvAttributes((1, 1), begin, end, (1, 1))
             return _convolved(before, (3, 3), conv, need) if k == 0 else {}
+        case LoopAttributes() as loop:
+            is_slice = loop.states <= k < loop.states + len(loop.reads_backward)
+            return conditions.trips(primitive) if loop.is_counted and is_slice else {}
         case PoolAttributes(kernel):
             outer = {axis: extents for axis, extents in need.items() if axis < len(before) - len(kernel)}
             return {**outer, **_convolved(before, kernel, primitive.attributes, need)}

@@ -31,14 +31,6 @@ def whole(site: Site) -> Value:
     return rule(site, {item.name: item.i for item in node.attribute} | {OPSET: attributes.opset})
 
 
-def loop(site: Site) -> Value:
-    """Return the result of a loop that does not depend on the sizes."""
-    same = _same_for_all_sizes(site)
-    if same is None:
-        raise site.refusal("a loop has no rule for ranges of sizes")
-    return same
-
-
 def _same_for_all_sizes(site: Site) -> Value | None:
     """Return the result of a primitive that does not depend on the sizes; None if it does."""
     is_free_here = any(is_free(axis) for value in site.operands for axis in value.form)

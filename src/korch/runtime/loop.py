@@ -144,6 +144,11 @@ class _Printer:
         by_value = {p.output: p.attributes_as(LoopAttributes).output for p in group.body.primitives}
         self.written = {by_value[v]: len(group.inputs) + i for i, (_, v) in enumerate(group.body.outputs)}
 
+    @property
+    def count(self) -> Place:
+        """The place of the number of iterations; none if it is fixed."""
+        return self.given(len(self.rows.inputs) - 1) if self.loop.is_counted else (NONE, 0)
+
     def allocate(self, size_bytes: int) -> Place:
         """Return a new place in the workspace."""
         place = self.workspace, self.used_bytes
@@ -167,10 +172,8 @@ class _Printer:
         return DATA, offset
 
     def slices(self, place: Place, size_bytes: int, is_backward: bool) -> tuple[int, int, int]:
-        """Return the place of the first iteration's slice of a tensor, and the distance of the next one's."""
-        buffer, offset = place
-        last = (self.loop.trips - 1) * size_bytes
-        return (buffer, offset + last, -size_bytes) if is_backward else (buffer, offset, size_bytes)
+        """Return the place of a tensor's first slice, and the size of one, negative if the last is used first."""
+        return (*place, -size_bytes if is_backward else size_bytes)
 
     def tables(self) -> Iterator[tuple[str, list[tuple[int, ...]]]]:
         """Yield the name and the rows of each table of tensors."""
@@ -236,7 +239,7 @@ class _Printer:
         tables: dict[str, Sequence[tuple[int, ...]]] = {"slots": slots, **dict(self.tables()), "copies": copies}
         numbers = {name: made.numbers(name, own) for name, own in tables.items()}
         fields = [
-            *(f"i64 {n}" for n in (target.threads, self.loop.trips, self.tensors)),
+            *(f"i64 {n}" for n in (target.threads, self.loop.trips, *self.count, self.tensors)),
             "ptr @NAME_team" if mode == TEAM else "ptr null",
             made.block("data", b"".join(self.data)),
             made.table("parts", STEP, rows),

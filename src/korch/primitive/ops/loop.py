@@ -2,7 +2,8 @@
 
 Its inputs are the initial states, then tensors of which each iteration reads one slice along the first axis, then
 values that all iterations read. Its outputs are the final states, then tensors of which each iteration writes one slice
-along the first axis. A loop with several outputs becomes several primitives that differ only in `output`.
+along the first axis. A loop with several outputs becomes several primitives that differ only in `output`. If its
+iterations are counted at run time, their number is a last input; the first slices are then read and written.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from dataclasses import dataclass
 from korch.primitive.op import Array, Attributes, Category, Op, OutputOfSeveral, require
 from korch.primitive.types import ValueType
 
+COUNT = "i64[1]"
+"""The type of the number of iterations."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoopAttributes(OutputOfSeveral, Attributes):
@@ -21,22 +25,20 @@ class LoopAttributes(OutputOfSeveral, Attributes):
     # the text form of the graph of one iteration. Its inputs are the states, the slices and the other values; its
     # outputs are the next states and the slices of the results. All of its constants are written out.
     body: str
-    trips: int  # the number of iterations, at least 1
+    trips: int  # the number of iterations, at least 1; the largest one if they are counted
     states: int  # the number of states
     reads_backward: tuple[bool, ...]  # for each input with slices, whether the first iteration reads the last slice
     writes_backward: tuple[bool, ...]  # the same for each output with slices
     inputs: tuple[str, ...]  # the types of the loop's inputs, as text
     outputs: tuple[str, ...]  # the types of all of its outputs, as text
     output: int  # the position of the output that this primitive computes
-
-    def slice_of(self, trip: int, is_backward: bool) -> int:
-        """Return the number of the slice that an iteration reads or writes."""
-        return self.trips - 1 - trip if is_backward else trip
+    is_counted: bool = False  # whether the last input, i64[1], is the number of iterations
 
     def body_types(self) -> tuple[tuple[ValueType, ...], tuple[ValueType, ...]]:
         """Return the types of the inputs and the outputs of one iteration."""
         sliced = range(self.states, self.states + len(self.reads_backward))
-        inputs = [_slice(text) if i in sliced else ValueType.parse(text) for i, text in enumerate(self.inputs)]
+        given = self.inputs[:-1] if self.is_counted else self.inputs
+        inputs = [_slice(text) if i in sliced else ValueType.parse(text) for i, text in enumerate(given)]
         outputs = [_slice(t) if i >= self.states else ValueType.parse(t) for i, t in enumerate(self.outputs)]
         return tuple(inputs), tuple(outputs)
 
@@ -51,6 +53,7 @@ def _infer(inputs: Sequence[ValueType], attributes: LoopAttributes) -> ValueType
     require(given == attributes.inputs, f"loop: inputs are {given}, not {attributes.inputs}")
     require(0 <= attributes.output < len(attributes.outputs), f"loop: there is no output {attributes.output}")
     require(given[:states] == attributes.outputs[:states], "loop: a state changes its type")
+    require(not attributes.is_counted or given[-1] == COUNT, "loop: the number of iterations has another type")
     require(len(attributes.outputs) == states + len(attributes.writes_backward), "loop: outputs and slices differ")
     read = attributes.inputs[states : states + len(attributes.reads_backward)]
     lengths = {ValueType.parse(text).shape[:1] for text in (*read, *attributes.outputs[states:])}
