@@ -269,6 +269,8 @@ lstm n: float[n, 2, 4] x | m 1 12 4, r 1 12 3
   { y, h, c = LSTM <hidden_size = 3> (x, m, r) }
 lstm both directions n: float[n, 2, 4] x | m 2 12 4, r 2 12 3
   { y, h, c = LSTM <hidden_size = 3, direction = "bidirectional"> (x, m, r) }
+lstm reverse bn: float[n, b, 4] x | m 1 12 4, r 1 12 3
+  { y, h, c = LSTM <hidden_size = 3, direction = "reverse"> (x, m, r) }
 gru n: float[n, 2, 4] x | m 1 9 4, r 1 9 3
   { y, h = GRU <hidden_size = 3, linear_before_reset = 1> (x, m, r) }
 gru state n: float[n, 2, 4] x | m 1 9 4, r 1 9 3

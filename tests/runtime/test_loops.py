@@ -58,6 +58,33 @@ def test_an_operator_with_a_state_of_its_own_runs_in_each_iteration():
     assert variant.startswith("40 iterations")
 
 
+RECURRENT = """
+<ir_version: 8, opset_import: ["" : 17]>
+g (float[n, b, 7] x, float[1, b, 5] h) =>
+  (float[n, 2, b, 5] y, float[2, b, 5] last, float[n, 1, b, 5] z, float[1, b, 5] end)
+{
+    y, last = LSTM <hidden_size = 5, direction = "bidirectional"> (x, w, r, bias)
+    z, end = GRU <hidden_size = 5, linear_before_reset = 1, direction = "reverse"> (x, gw, gr, gb, , h)
+}
+"""
+
+
+def test_recurrent_operators_end_at_the_size_of_a_run():
+    model, rng = onnx.parser.parse_model(RECURRENT), np.random.default_rng(0)
+    shapes = {"w": (2, 20, 7), "r": (2, 20, 5), "bias": (2, 40), "gw": (1, 15, 7), "gr": (1, 15, 5), "gb": (1, 30)}
+    arrays = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    ranges = {"n": range(1, 18), "b": range(1, 4)}
+    executable = korch.optimize(model, shapes=ranges, measure=False, ablation=Ablation(baselines=False), threads=2)
+    for n, b in ((1, 1), (17, 3), (1, 3), (16, 1), (6, 2)):
+        feeds = {"x": rng.normal(size=(n, b, 7)), "h": rng.normal(size=(1, b, 5))}
+        feeds = {name: array.astype(np.float32) for name, array in feeds.items()}
+        for array, right in zip(executable.run(None, feeds), session.run(None, feeds), strict=True):
+            assert array.shape == right.shape
+            np.testing.assert_allclose(array, right, rtol=1e-4, atol=1e-5)
+
+
 def group_of(model):
     graph = fission(load_model(model))
     places = [p for p, row in enumerate(graph.primitives) if row.op == "loop"]

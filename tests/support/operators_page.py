@@ -33,9 +33,8 @@ WAYS = {
 REASONS = (
     "Kept whole on purpose:",
     "",
-    "- LSTM, GRU, RNN: unrolling a sequence of *n* steps gives *n* small products, each of which depends on",
-    "  the one before. The search could not choose anything between them, and the number of candidates grows",
-    "  with *n*. ONNX Runtime's kernel keeps packed weights and the state in cache from step to step.",
+    "- LSTM, GRU, RNN with lengths, peepholes, clipping, coupled gates or rare functions, and on CUDA devices. All",
+    "  others become the products of all steps by the input, and a loop over the steps for each direction.",
     "- TopK, Unique, NonMaxSuppression and the like: they sort or search; no primitive does.",
     "  TopK along the last axis has a kernel of Korch, too.",
     "- Loop, Scan: if the number of iterations or a shape depends on data. All others are split: one iteration has",

@@ -13,6 +13,7 @@ from korch.fission import (
     normalization,
     pooling,
     quantize,
+    recurrent,
     reduction,
     resize,
     spectrum,
@@ -40,6 +41,7 @@ RULES: tuple[FissionRule, ...] = (
     *integer.RULES,
     *spectrum.RULES,
     *loop.RULES,
+    *recurrent.RULES,
 )
 _BY_OPERATOR: dict[str, tuple[FissionRule, ...]] = {
     name: tuple(rule for rule in RULES if rule.operator == name)
@@ -47,14 +49,18 @@ _BY_OPERATOR: dict[str, tuple[FissionRule, ...]] = {
 }
 
 
-def fission(graph: OperatorGraph) -> PrimitiveGraph:
+def fission(graph: OperatorGraph, *, with_loops: bool = True) -> PrimitiveGraph:
     """Return the model as primitives; operators that can't be split become opaque primitives."""
-    return fission_with_report(graph)[0]
+    return fission_with_report(graph, with_loops=with_loops)[0]
 
 
-def fission_with_report(graph: OperatorGraph) -> tuple[PrimitiveGraph, FissionReport]:
-    """Return the model as primitives, and which operators were kept whole and why."""
-    return split_operators(graph, _BY_OPERATOR)
+def fission_with_report(graph: OperatorGraph, *, with_loops: bool = True) -> tuple[PrimitiveGraph, FissionReport]:
+    """Return the model as primitives, and which operators were kept whole and why.
+
+    `with_loops`: whether recurrent operators become loops.
+    """
+    kept = () if with_loops else recurrent.RULES
+    return split_operators(graph, {name: own for name, own in _BY_OPERATOR.items() if own[0] not in kept})
 
 
 def evaluate(operator: Operator, types: Mapping[str, ValueType], arrays: Mapping[str, Array]) -> list[Array] | None:

@@ -93,7 +93,7 @@ def split_operators(run: Run, operators: OperatorGraph) -> SplitModel:
     """Return the model's primitives; a quantized model is computed with bytes if the target has kernels for that."""
     options, report = run.options, FissionReport(0, ())
     if run.masked is None:
-        given, report = fission_with_report(operators)
+        given, report = fission_with_report(operators, with_loops=not options.is_cuda)
     else:
         given = run.masked.graph
     is_narrow = is_quantized(given)

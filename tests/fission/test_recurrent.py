@@ -1,0 +1,90 @@
+"""LSTM, GRU and RNN as loops compute what ONNX Runtime computes; what loops do not express is kept whole."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from korch.fission import fission_with_report
+from korch.frontend.onnx import load_model
+from korch.primitive import reference
+from korch.primitive.as_onnx import OnnxNodes
+from korch.primitive.check import check_graph
+from korch.primitive.op import Array
+from korch.primitive.ops.loop import LoopAttributes
+from tests.support.models import feeds_of, one_operator
+
+WIDTH, BIAS, STATE, CELL = 3, 3, 5, 6
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+DIRECTIONS = ("forward", "reverse", "bidirectional")
+
+
+def _model(
+    operator: str, steps: int, batch: int, hidden: int, given: list[int], **attributes: Any
+) -> tuple[onnx.ModelProto, list[Array | None]]:
+    rng, rows = np.random.default_rng(3), GATES[operator] * hidden
+    count = 2 if attributes.get("direction") == "bidirectional" else 1
+    shapes = {
+        0: (steps, batch, WIDTH),
+        1: (count, rows, WIDTH),
+        2: (count, rows, hidden),
+        BIAS: (count, 2 * rows),
+        STATE: (count, batch, hidden),
+        CELL: (count, batch, hidden),
+    }
+    inputs: list[Array | None] = [None] * (1 + max([2, *given]))
+    for i in (0, 1, 2, *given):
+        inputs[i] = rng.normal(size=shapes[i]).astype(np.float32)
+    outputs = 3 if operator == "LSTM" else 2
+    return one_operator(operator, inputs, opset=14, outputs=outputs, hidden_size=hidden, **attributes), inputs
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("case", ["LSTM", "GRU", "GRU reset last", "RNN", "RNN of Relu"])
+def test_a_loop_computes_what_onnx_runtime_computes(case: str, direction: str) -> None:
+    operator, attributes = case.split()[0], {"direction": direction}
+    if case == "GRU reset last":
+        attributes["linear_before_reset"] = 1
+    if case == "RNN of Relu":
+        attributes["activations"] = ["Relu"] * (2 if direction == "bidirectional" else 1)
+    states = [STATE, CELL] if operator == "LSTM" else [STATE]
+    for (steps, batch, hidden), given in itertools.product(((1, 1, 1), (4, 3, 5), (6, 1, 8)), ([], [BIAS, *states])):
+        model, inputs = _model(operator, steps, batch, hidden, given, **attributes)
+        feeds = feeds_of(inputs)
+        graph, report = fission_with_report(load_model(model))
+        check_graph(graph)
+        assert not report.kept
+        expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+        made = onnxruntime.InferenceSession(OnnxNodes(graph, "here").model().SerializeToString()).run(None, feeds)
+        for found in (reference.run(graph, feeds).values(), made):
+            for array, right in zip(found, expected, strict=True):
+                np.testing.assert_allclose(array, right, rtol=1e-4, atol=1e-6)
+
+
+def test_each_direction_is_a_loop_after_the_product_of_all_steps() -> None:
+    model, _ = _model("LSTM", 4, 2, 5, [BIAS], direction="bidirectional")
+    graph, _ = fission_with_report(load_model(model))
+    rows = [p.attributes for p in graph.primitives if isinstance(p.attributes, LoopAttributes)]
+    assert [row.reads_backward for row in rows] == [(False,)] * 3 + [(True,)] * 3
+    assert {row.inputs[2] for row in rows} == {"f32[4,2,20]"}
+    assert {row.body.count("matmul") for row in rows} == {1}
+
+
+@pytest.mark.parametrize(
+    ("operator", "attributes"),
+    [("LSTM", {"clip": 0.1}), ("LSTM", {"input_forget": 1}), ("RNN", {"activations": ["Softsign"]})],
+)
+def test_what_a_loop_does_not_express_is_kept_whole(operator: str, attributes: dict[str, Any]) -> None:
+    model, _ = _model(operator, 4, 2, 5, [], **attributes)
+    (kept,) = fission_with_report(load_model(model))[1].kept
+    assert kept.reason.startswith("it has ")
+
+
+def test_recurrent_operators_are_kept_whole_without_loops() -> None:
+    model, _ = _model("GRU", 4, 2, 5, [])
+    assert fission_with_report(load_model(model), with_loops=False)[1].kept
