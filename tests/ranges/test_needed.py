@@ -74,6 +74,15 @@ def test_windows_need_the_rows_that_they_read() -> None:
     assert by_op(graph, found, "where") == [{2: frozenset((extent(0, 4).then(1),))}]
 
 
+def test_windows_need_no_more_rows_if_the_size_is_no_multiple_of_them() -> None:
+    """Of 2 * floor(n / 4) rows that the second pool reads, at most floor(n / 2) are needed."""
+    nodes = """{ a = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x) b = Conv <pads = [1, 1, 1, 1]> (a, m)
+    c = Relu(b) y = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (c) }"""
+    whole = masked_model(model_of("float[1, 4, h, 8] x | m 4 4 3 3", nodes), {"h": (range(16, 65),)})
+    found = found_needs(whole)
+    assert by_op(whole.graph, found, "conv") == [{2: frozenset((extent(0, 1, 0, 2),))}]
+
+
 def test_what_is_not_needed_does_not_reach_the_outputs() -> None:
     """Each value, with NaN where it is not needed, gives the same outputs."""
     for source, shapes in (

@@ -95,6 +95,11 @@ class Extent:
             return self if count == 1 else None
         return extent(self.dimension, self.times * count, (self.plus + self.step - 1) * count)
 
+    def covering(self, count: int) -> Extent:
+        """Return the least extent of this form that is at least count · self."""
+        most = self.plus + (self.step - 1) * self.over
+        return self if count == 1 else extent(self.dimension, self.times * count, most * count, self.over)
+
     def divided(self, count: int) -> Extent | None:
         """Return self / count, or None if this is not a whole number for all sizes."""
         if (self.over, self.step) != (1, 1) or self.times % count or self.plus % count:

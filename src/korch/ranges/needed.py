@@ -211,9 +211,8 @@ def _convolved(
     for i, size in enumerate(kernel):
         axis, stride = i + len(before) - len(kernel), moves.strides[i]
         more = window_extent(size, moves.dilations[i]) - stride - moves.pads_begin[i]
-        repeated = [extent.repeated(stride) for extent in whole_groups(need.get(axis, ()))]
-        if repeated and None not in repeated:
-            found[axis] = frozenset(extent.then(more) for extent in repeated if extent is not None)
+        if own := whole_groups(need.get(axis, ())):
+            found[axis] = frozenset(extent.covering(stride).then(more) for extent in own)
     return found
 
 
@@ -271,4 +270,4 @@ def _moved(extent: Extent, step: int, own: int) -> Extent | None:
     """Return how many coordinates of `own` elements each cover the first `extent` coordinates of `step` elements."""
     if own % step == 0:
         return extent.then(own // step - 1, own // step)
-    return extent.repeated(step // own) if step % own == 0 else None
+    return extent.covering(step // own) if step % own == 0 else None
