@@ -47,7 +47,7 @@ def _model(
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("case", ["LSTM", "GRU", "GRU reset last", "RNN", "RNN of Relu"])
 def test_a_loop_computes_what_onnx_runtime_computes(case: str, direction: str) -> None:
-    operator, attributes = case.split()[0], {"direction": direction}
+    operator, attributes = case.split()[0], dict[str, Any](direction=direction)
     if case == "GRU reset last":
         attributes["linear_before_reset"] = 1
     if case == "RNN of Relu":

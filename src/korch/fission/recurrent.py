@@ -86,12 +86,12 @@ def _recurrent(c: Context, make: Make, usual: Sequence[str], states: int) -> Res
     if is_more or c.attributes.integer("input_forget", 0):
         return NotSplit("it has lengths, peepholes, clipping or coupled gates")
     directions = c.shape(c.input(1))[0]
-    functions = c.attributes.get("activations", tuple(usual) * directions)
+    functions = c.attributes.texts("activations", tuple(usual) * directions)
     if not set(functions) <= set(FUNCTIONS):
         return NotSplit(f"it has other functions than {', '.join(FUNCTIONS)}")
-    count, found = len(usual), []
     if not c.builder.type(c.input(0)).size:
         return NotSplit("it has no steps")
+    count, found = len(usual), list[list[ValueId]]()
     for d in range(directions):
         is_backward = d == 1 or c.attributes.text("direction", "forward") == "reverse"
         step = _Step(c, functions[d * count : (d + 1) * count])

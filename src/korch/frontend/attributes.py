@@ -64,6 +64,13 @@ class NodeAttributes(dict[str, object]):
             return tuple(float(n) for n in value)
         raise self._wrong(name, value, "numbers")
 
+    def texts(self, name: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
+        """Return an attribute that is a list of texts."""
+        value = self._value(name, default)
+        if isinstance(value, tuple) and all(isinstance(text, str) for text in value):
+            return value
+        raise self._wrong(name, value, "texts")
+
     def _value(self, name: str, default: object) -> object:
         if name not in self and default is None:
             raise ModelError(f"the attribute {name!r} is missing", where=self.where)

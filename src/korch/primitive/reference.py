@@ -135,13 +135,13 @@ def run_loop(inputs: Sequence[Array], loop: LoopAttributes, roundings: np.random
         given = {name: array for (name, _), array in zip(body.inputs, (*states, *slices, *others), strict=False)}
         found = list(run(body, given, exact=exact, roundings=roundings).values())
         states, written = found[: loop.states], found[loop.states :]
-        for stack, array in zip(stacks, written, strict=True):
-            stack.append(array)
+        for own, array in zip(stacks, written, strict=True):
+            own.append(array)
     if loop.output < loop.states:
         return states[loop.output]
     place = loop.output - loop.states
-    found = np.stack(stacks[place][:: -1 if loop.writes_backward[place] else 1])
-    return np.concatenate([found, np.zeros((loop.trips - trips, *found.shape[1:]), found.dtype)])
+    stack = np.stack(stacks[place][:: -1 if loop.writes_backward[place] else 1])
+    return np.concatenate([stack, np.zeros((loop.trips - trips, *stack.shape[1:]), stack.dtype)])
 
 
 @lru_cache(64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from korch.primitive.ops.loop import COUNT, LoopAttributes
@@ -36,7 +37,7 @@ def loop(site: Site) -> Value:
     return plain(site.masks.verbs.add("loop", *operands, attributes=attributes), form)
 
 
-def _iteration(site: Site, own: LoopAttributes, given: list[Form]) -> tuple[str, Form]:
+def _iteration(site: Site, own: LoopAttributes, given: Sequence[Form]) -> tuple[str, Form]:
     """Return the body of a loop for all sizes, and the form of its result in one iteration.
 
     `given`: the forms of the inputs of an iteration.
