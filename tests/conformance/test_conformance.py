@@ -54,7 +54,7 @@ def test_a_sample_passes() -> None:
     ("name", "way"),
     [
         ("test_relu", "native"),
-        ("test_lstm_with_peepholes", "opaque"),
+        ("test_det_2d", "opaque"),
         ("test_nonzero_example", "host"),
         ("test_constant", "constant"),
     ],
