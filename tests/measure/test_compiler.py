@@ -4,7 +4,6 @@ import errno
 import os
 import shutil
 from pathlib import Path
-from threading import Event
 
 import pytest
 
@@ -56,43 +55,6 @@ def test_what_was_built_is_found_again(fresh, tmp_path, monkeypatch):
     assert Builder("generic", tmp_path).objects([GOOD, OTHER]) == path
     with pytest.raises(AssertionError, match="the compiler was called"):
         fresh.objects([GOOD, OTHER + "\n"])
-
-
-def test_what_was_begun_is_there_and_the_rest_is_not_waited_for(fresh, monkeypatch):
-    is_at_work, may_end, run, commands = Event(), Event(), compiler.compile_llvm, []
-
-    def wait(command, *rest):
-        commands.append(command)
-        is_at_work.set()
-        assert may_end.wait(60)
-        run(command, *rest)
-
-    monkeypatch.setattr(compiler, "compile_llvm", wait)
-    fresh.begin([GOOD, OTHER, GOOD])
-    assert is_at_work.wait(60)
-    shutdown = compiler.ThreadPoolExecutor.shutdown
-
-    def rest(pool, wait=True, *, cancel_futures=False):
-        shutdown(pool, wait=False, cancel_futures=cancel_futures)
-        may_end.set()  # not before what has not begun is left out
-        shutdown(pool, wait=wait)
-
-    monkeypatch.setattr(compiler.ThreadPoolExecutor, "shutdown", rest)
-    fresh.rest()
-    assert len(commands) == 1  # of the second, no compiler has begun
-    (found,) = fresh.folder.glob("*.o")
-    assert fresh.compile([GOOD, OTHER])[0] == found
-    assert len(commands) == 2
-    fresh.begin([GOOD, OTHER])
-    fresh.rest()
-    assert len(commands) == 2
-
-
-def test_a_source_that_was_begun_in_vain_fails_when_it_is_asked_for(fresh):
-    fresh.begin([BAD])
-    good, bad = fresh.compile([GOOD, BAD])
-    assert isinstance(good, Path)
-    assert isinstance(bad, CompileFailure)
 
 
 def test_another_instruction_set_is_another_object(fresh, tmp_path):

@@ -51,7 +51,7 @@ def test_a_budget_that_is_too_short_is_reported_with_what_the_plan_is_chosen_by(
     begun.check_budget(ledger, 94.0)
     begun.check_budget(ledger, 95.0)
     assert caplog.messages == [
-        f"no time is left to time all kernels of a first plan, so it is chosen by {chosen}; a budget of about 155 s "
+        f"no time is left to time all kernels of a first plan, so it is chosen by {chosen}; a budget of about 126 s "
         "suffices"
     ]
 

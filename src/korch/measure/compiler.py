@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from korch.errors import CompileError
@@ -29,6 +29,7 @@ from korch.measure.llvm_process import (
     StoppedError,
     compile_llvm,
     llvm_identity,
+    object_name,
 )
 from korch.options import Options, default_cache_folder
 from korch.system.archive import pack_objects
@@ -67,21 +68,6 @@ class Builder:
         self._end = end or Deadline()
         self.isa = isa
         self.folder = usable_folder(cache_folder or default_cache_folder()).absolute() / KERNELS
-        self._ahead = _Ahead()
-
-    def begin(self, sources: Iterable[str]) -> None:
-        """Begin to compile texts that `compile` may be called with later, in parallel with other work.
-
-        Only one compiler runs at a time, to use an idle core. Before kernels are timed, `rest` must be
-        called; `compile` calls it.
-        """
-        todo = [s for s in dict.fromkeys(sources) if not self._target(s).exists()]
-        for source in todo:
-            self._ahead.begin(source, partial(self._object, source))
-
-    def rest(self) -> None:
-        """Cancel the work of `begin` that has not started, and wait for the compiler that is running."""
-        self._ahead.end()
 
     def compile(
         self, sources: Sequence[str], deadline: Deadline | None = None, tell: Callable[[int], None] = lambda done: None
@@ -94,7 +80,6 @@ class Builder:
         Raises:
             CompileError: the cache folder can't be written.
         """
-        self.rest()
         # A separate deadline, so that the compilers can be stopped when this thread is interrupted.
         stop = Deadline(None if deadline is None else deadline.at_s)
         pool = ThreadPoolExecutor(usable_cores())
@@ -150,8 +135,7 @@ class Builder:
         return sum(not self._target(source).exists() for source in dict.fromkeys(sources))
 
     def _target(self, source: str) -> Path:
-        key = hashlib.sha256(f"{self.isa}\n{source}\n{llvm_identity()}".encode()).hexdigest()[:32]
-        return self.folder / f"{key}.o"
+        return self.folder / object_name(self.isa, source)
 
     def _object(
         self, source: str, stop: Deadline | None = None, *, is_needed: bool = False
@@ -204,27 +188,6 @@ def target_of(options: Options) -> Target:
         OptionError: this CPU does not have the instruction set.
     """
     return detect_target(options.threads, llvm_identity(), matrix_units=not options.strict, isa=options.isa)
-
-
-class _Ahead:
-    """Compiles in advance, in a background thread; the objects are put into the cache folder."""
-
-    def __init__(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
-        self._begun: set[str] = set()
-
-    def begin(self, name: str, make: Callable[[], object]) -> None:
-        """Append a job to the queue, unless a job of this name was begun before."""
-        if name not in self._begun:
-            self._begun.add(name)
-            self._pool = self._pool or ThreadPoolExecutor(1)
-            self._pool.submit(make)
-
-    def end(self) -> None:
-        """Cancel jobs that have not started, and wait for the rest. Errors appear when the object is requested."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-        self._pool, self._begun = None, set()
 
 
 class _CacheError(CompileError):

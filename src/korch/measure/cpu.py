@@ -20,11 +20,12 @@ from korch.costs.operations import gathered_indices, iterations
 from korch.costs.rates import Calibration, Rates, Work
 from korch.measure import uncompiled
 from korch.measure.batch import JobResult, NotCompiled, SourcedJob, compile_and_time
+from korch.measure.build_pool import BuildPool
 from korch.measure.calibrate import FACT, calibrate
 from korch.measure.compiler import Builder, target_of, usable_folder
 from korch.measure.database import Database
 from korch.measure.farm import Batch, Farm
-from korch.measure.meter import SPREAD, CandidateMeter
+from korch.measure.meter import NEVER, SPREAD, CandidateMeter
 from korch.measure.pace import Pace
 from korch.measure.record import Failed, FailureKind, Measured, Record
 from korch.measure.timer import SCRATCH, BufferSpec, Job, Setup
@@ -47,7 +48,10 @@ CALIBRATION_LIMIT_S, CALIBRATION_SHARE = 5.0, 0.1
 three seconds on an idle machine, and much longer on a busy one."""
 
 
-PACE_FACT = "pace-2"
+PRINTING = tuple(f"korch.provider.{name}" for name in ("attention", "conv", "gemm", "generated", "winograd"))
+"""The modules of providers that print their kernels, which takes long enough to do it in other processes."""
+
+PACE_FACT = "pace-3"
 """The name in the database of the usual durations of work."""
 
 NOTHING = Measured(0, (0,), is_confirmed=True)
@@ -70,6 +74,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
     """Builds kernels with the machine's compiler and times them in a separate process.
 
     Attributes:
+        builds: the processes that build kernels.
         farm: the workers that measure for this process; None if there are none.
         failures: the folder for the compiler's output on kernels that do not compile.
         reads_weights_from_memory: whether a model's weights don't remain in the caches from one run
@@ -93,6 +98,8 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         self.builder = Builder(self.target.isa, options.cache_folder, end)
         has_farm = options.farm and options.measure and options.replay is None
         self.farm = Farm(options, self.target, self.builder, end) if has_farm else None
+        mine = {p.name: p for p in providers if type(p).__module__.startswith(PRINTING)}
+        self.builds = BuildPool(self.builder, self.target, mine, compiles=self.farm is None)
         self.failures = self.builder.folder.parent / "not-compiled"
         folder = self.builder.folder.parent
         fields = json.dumps(plain(self.target))
@@ -163,18 +170,26 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         return 1 if self.farm is None else max(1, len(self.farm.machines))
 
     def begin(self, candidates: Sequence[Candidate]) -> None:
-        """Begin to compile candidates that will likely be measured, in parallel with other work."""
-        kernels = (self.kernel(c) for c in candidates if self.known(c) is None)
-        built = [kernel for kernel in kernels if isinstance(kernel, Kernel)]
-        self.builder.begin([text for kernel in built for text in kernel.texts])
+        """Begin to build candidates that will likely be measured, in parallel with other work."""
+        self.builds.begin(self._unbuilt([c for c in candidates if self.known(c) is None]))
 
     def rest(self) -> None:
-        """Stop the compilation that `begin` has started."""
-        self.builder.rest()
+        """Stop the work that `begin` has started, and keep the kernels that are built."""
+        self._kernels |= self.builds.rest()
+
+    def prepare(self, candidates: Sequence[Candidate], deadline: Deadline = NEVER) -> None:
+        """Build and compile candidates in several processes, as far as they are done before the deadline."""
+        self.rest()
+        if len(todo := self._unbuilt(candidates)) > 1:
+            with self.pace.noting("compile", len(todo)):
+                self._kernels |= self.builds.build(todo, deadline, self.tell)
+
+    def _unbuilt(self, candidates: Sequence[Candidate]) -> dict[str, Candidate]:
+        return {c.kernel_key: c for c in candidates if c.kernel_key not in self._kernels}
 
     def close(self) -> None:
         """Stop compilers, store the usual durations, and close the database."""
-        self.rest()
+        self.builds.close()
         if self.farm is not None:
             self.farm.close()
         self.database.put_fact(PACE_FACT, self.pace.to_text())
@@ -233,10 +248,9 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
 
     def compile_s(self, candidates: Sequence[Candidate]) -> float:
         """Return the predicted seconds to compile the candidates that are not compiled yet."""
-        built = [self.kernel(c) for c in candidates]
-        kernels = [kernel for kernel in built if isinstance(kernel, Kernel)]
-        texts = [text for kernel in kernels for text in kernel.texts]
-        return self.pace.predict_s("compile", self.builder.missing_work(texts))
+        built = [self._kernels[c.kernel_key] for c in candidates if c.kernel_key in self._kernels]
+        texts = [text for kernel in built if isinstance(kernel, Kernel) for text in kernel.texts]
+        return self.pace.predict_s("compile", self.builder.missing_work(texts) + len(self._unbuilt(candidates)))
 
     def _calibrate(self, known: Calibration | None = None) -> Calibration:
         """Return the calibration from the database, or else `known`, or else a new one.

@@ -7,13 +7,13 @@ import contextlib
 import hashlib
 import select
 import subprocess
-import sys
 import time
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
 from korch.errors import CompileError
+from korch.system.child import child_command
 from korch.system.deadline import Deadline
 
 LIMIT_SECONDS = 1200.0
@@ -51,8 +51,13 @@ def llvm_identity() -> str:
     return f"llvmlite {version('llvmlite')} {hashlib.sha256(worker).hexdigest()[:16]}"
 
 
+def object_name(isa: str, text: str) -> str:
+    """Return the name of the file with the object of a text: a hash of all that it depends on."""
+    return hashlib.sha256(f"{isa}\n{text}\n{llvm_identity()}".encode()).hexdigest()[:32] + ".o"
+
+
 def compile_llvm(source: Path, target: Path, stop: Deadline) -> None:
-    """Compile a module to an object, in a process that is idle or a new one.
+    """Compile a module to an object, or do a job (`llvm_worker`), in a process that is idle or a new one.
 
     Raises:
         CompilerRefusedError: the text is wrong.
@@ -79,10 +84,9 @@ def compile_llvm(source: Path, target: Path, stop: Deadline) -> None:
 
 
 def _start() -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "korch.measure.llvm_worker"]
     try:
         return subprocess.Popen(
-            command,
+            child_command("korch.measure.llvm_worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

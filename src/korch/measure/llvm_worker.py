@@ -1,13 +1,13 @@
 """Compiles LLVM IR to relocatable objects in a process of its own, which LLVM may abort.
 
-    python -m korch.measure.llvm_worker
-
 Each line of the standard input has the names of a source and of the object to write, or of the assembly if its name
-ends with ".s", separated by a tab. Each is answered by a line: empty, or what is wrong with the source.
+ends with ".s", separated by a tab. Each is answered by a line: empty, or what is wrong with the source. A source whose
+name ends with ".job" is a pickled `korch.measure.build_job.BuildJob`, whose answer is written.
 """
 
 from __future__ import annotations
 
+import pickle
 import sys
 from pathlib import Path
 
@@ -19,7 +19,7 @@ OPTIONS = ("-disable-lsr",)
 LLVM's time and gain nothing."""
 
 
-def main() -> None:
+def serve() -> None:
     """Compile what the standard input names."""
     import llvmlite.binding as llvm  # takes 80 ms
 
@@ -28,19 +28,23 @@ def main() -> None:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     llvm.initialize_native_asmparser()
+
+    def compiled(text: str, *, is_text: bool = False) -> bytes:
+        module = llvm.parse_assembly(text)
+        triple = llvm.Target.from_triple(module.triple or llvm.get_default_triple())
+        machine = triple.create_target_machine(opt=LEVEL, reloc="pic", codemodel="default")
+        found: bytes = machine.emit_assembly(module).encode() if is_text else machine.emit_object(module)
+        return found
+
     for line in sys.stdin:
-        source, target = line.rstrip("\n").split("\t")
+        source, target = map(Path, line.rstrip("\n").split("\t"))
         try:
-            module = llvm.parse_assembly(Path(source).read_text("utf-8"))
-            triple = llvm.Target.from_triple(module.triple or llvm.get_default_triple())
-            machine = triple.create_target_machine(opt=LEVEL, reloc="pic", codemodel="default")
-            is_text = target.endswith(".s")
-            Path(target).write_bytes(machine.emit_assembly(module).encode() if is_text else machine.emit_object(module))
+            if source.suffix == ".job":
+                found = pickle.dumps(pickle.loads(source.read_bytes()).run(compiled))
+            else:
+                found = compiled(source.read_text("utf-8"), is_text=target.suffix == ".s")
+            target.write_bytes(found)
             answer = ""
-        except (RuntimeError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - of LLVM, or of a job
             answer = " ".join(str(error).split()) or "no message"
         print(answer, flush=True)
-
-
-if __name__ == "__main__":
-    main()

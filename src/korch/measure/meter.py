@@ -141,6 +141,9 @@ class CandidateMeter(ABC, Generic[T, K]):
     def begin(self, candidates: Sequence[Candidate]) -> None:
         """Begin to build candidates that will likely be measured, in parallel with other work."""
 
+    def prepare(self, candidates: Sequence[Candidate], deadline: Deadline = NEVER) -> None:
+        """Build candidates for `kernel` at the same time, as far as other processes can do it before the deadline."""
+
     def rest(self) -> None:
         """Stop the work that `begin` has started: timing needs an otherwise idle machine."""
 
@@ -176,6 +179,7 @@ class CandidateMeter(ABC, Generic[T, K]):
 
     def refused(self, candidates: Sequence[Candidate]) -> list[Record | None]:
         """Return the record of each candidate whose provider refuses to build it, None for the others."""
+        self.prepare(candidates)
         return [_refused(built) if isinstance(built := self.kernel(c), Refusal) else None for c in candidates]
 
     def measure(self, candidates: Sequence[Candidate], deadline: Deadline = NEVER) -> list[Record | None]:
@@ -210,7 +214,10 @@ class CandidateMeter(ABC, Generic[T, K]):
 
     def _time(self, todo: Mapping[str, Candidate], deadline: Deadline) -> None:
         kernels: dict[str, K] = {}
+        self.prepare(list(todo.values()), deadline)
         for key, candidate in todo.items():
+            if deadline.is_over:
+                break
             built = self.kernel(candidate)
             if isinstance(built, Refusal):
                 self.keep(key, _refused(built))

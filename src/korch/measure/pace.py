@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from time import monotonic
 
 USUAL_S: Mapping[str, float] = {
-    "compile": 0.015,  # one kernel, compiled together with the others of its batch
+    "compile": 0.035,  # one kernel, printed and compiled together with the others of its batch
     "start": 0.8,  # the start of a measuring process
     "time": 0.008,  # one round of one kernel
     "build": 0.002,  # one kernel's share of the tables and the loader, or half a megabyte of weights

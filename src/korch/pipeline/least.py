@@ -36,9 +36,6 @@ KIND_KERNELS: Mapping[Category, float] = {
 """The work to print and compile a plan, as a number of long kernels, per kind of primitive; primitives of one kind have
 the same operation, attributes and types."""
 
-PRINT_S = 0.03
-"""Seconds to make the program of a long kernel and to print it."""
-
 PRIMITIVE_BUILD = 0.1
 """The work to build a plan per primitive, as a number of kernels."""
 
@@ -113,7 +110,7 @@ def least_of(work: PlanWork, options: Options, compared: Sequence[float] = ()) -
         "build", BUILD_KERNELS + PRIMITIVE_BUILD * work.primitives + 2 * work.weights_bytes / WEIGHTS_BYTES
     )
     build_s += (RANGE_S + sum(others) * run_s) if compared else 0.0
-    compile_s = work.kernels * (PRINT_S + pace.predict_s("compile"))
+    compile_s = work.kernels * pace.predict_s("compile")
     return Least(factor * search_s, factor * compile_s, factor * build_s)
 
 

@@ -32,7 +32,7 @@ from korch.validation.fresh import FRESH_S
 from korch.validation.timing import BUILD_SAFETY
 from korch.validation.validate import BUILD_KERNELS, WEIGHTS_BYTES
 
-ENUMERATE_SHARE = 0.35  # share of the remaining budget after which no more candidates are added
+ENUMERATE_SHARE = 0.2  # share of the remaining budget after which no more candidates are added
 END_RUNS = 8  # runs of the model assumed for the last stages, at a third of the machine's best rate
 END_SAFETY = 1.3  # the time reserved for the last stages is this many times their predicted time
 RANGE_SAFETY = 1.3  # this many times more for ranges: kernels with masks have more code, and plans run at several sizes

@@ -285,6 +285,7 @@ def check_plans(graph: PrimitiveGraph, outcome: Outcome) -> None:
 
 def lower_plan(steps: Sequence[Candidate], meter: AnyMeter) -> Programs:
     """Return the tile programs of a plan's kernels; None for a kernel that is not generated from one."""
+    meter.prepare(steps)
     kernels = [(candidate, meter.kernel(candidate)) for candidate in steps]
     return tuple((c, None if isinstance(kernel, Refusal | CudaKernel) else kernel.program) for c, kernel in kernels)
 

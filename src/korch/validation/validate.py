@@ -199,6 +199,7 @@ def steps_of(entry: PlanEntry, meter: AnyMeter) -> list[PlanStep[Any]]:
         InfeasibleError: a provider refuses a kernel.
     """
     steps = []
+    meter.prepare(entry.steps)
     for candidate, (cost_ns, is_measured) in zip(entry.steps, entry.costs, strict=True):
         kernel = meter.kernel(candidate)
         if isinstance(kernel, Refusal):

@@ -57,6 +57,10 @@ class AttentionProvider:
     def __init__(self) -> None:
         self._plans: dict[tuple[str, Target], dict[str, AttentionBlocking] | Refusal] = {}
 
+    def __reduce__(self) -> tuple[type[AttentionProvider], tuple[()]]:
+        """Leave the plans out of copies for other processes."""
+        return AttentionProvider, ()
+
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         """Offer several sizes of blocks of rows and keys, in the plain layout."""
         found = match_group(group)

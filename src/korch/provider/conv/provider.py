@@ -27,6 +27,10 @@ class ConvProvider:
         self._plans: dict[tuple[str, Target, bool], tuple[OfferPlan, ...] | Refusal] = {}
         self._bytes = ByteConvolutions()
 
+    def __reduce__(self) -> tuple[type[ConvProvider], tuple[()]]:
+        """Leave the plans out of copies for other processes."""
+        return ConvProvider, ()
+
     def _windows(self, group: Group, target: Target) -> tuple[OfferPlan, ...] | Refusal:
         """Return the ways to compute a group with one float convolution by a tile program."""
         is_live = any(count_of(n) for type_ in group.body.types for n in type_.shape)
