@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 # Python compiles a module when it is first imported; most modules of dependencies never are.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 EXTRAS := onnxruntime,openvino,farm,test
+# Further extras are installed by the package's name: -e would build it again.
 STAMP := $(VENV)/.installed
 # What pip installs as PyTorch. The default on Linux brings CUDA; a wheel of the CPU build can be given instead.
 TORCH ?= torch
@@ -15,7 +16,7 @@ TRITON_STAMP := $(VENV)/.installed-triton
 # Without compiled modules on the disk, each process of a test would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: docs web wheel test-web demo test tests test-torch test-cuda check bench size clean conformance bench-smoke fuzz
+.PHONY: docs web wheel test-web demo test tests test-torch test-cuda test-torch-cuda check bench size clean conformance bench-smoke fuzz
 .DELETE_ON_ERROR:
 
 $(STAMP): pyproject.toml
@@ -51,7 +52,7 @@ tests: $(STAMP)
 # PyTorch first and alone: whichever build it is, it is kept.
 $(TORCH_STAMP): $(STAMP)
 	$(INSTALL) '$(TORCH)'
-	$(INSTALL) '$(TORCH)' -e '.[$(EXTRAS),torch,test-torch]'
+	$(INSTALL) '$(TORCH)' 'korch-compiler[torch,test-torch]'
 	@touch $@
 
 # Modules of PyTorch through korch.optimize and torch.compile.
@@ -59,13 +60,17 @@ test-torch: $(TORCH_STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/pytorch
 
 $(TRITON_STAMP): $(STAMP)
-	$(INSTALL) -e '.[$(EXTRAS),test-cuda]'
+	$(INSTALL) 'korch-compiler[test-cuda]'
 	@touch $@
 
 # Kernels for CUDA devices, without one: interpreted, and cross-compiled for sm_90 and sm_80.
 # `make test-cuda KORCH_LONG=1` compiles the kernels of all five models of the paper, not of three.
 test-cuda: $(TRITON_STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/cuda
+
+# Both in one session: no core waits for the end of the first.
+test-torch-cuda: $(TORCH_STAMP) $(TRITON_STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/pytorch tests/cuda
 
 # Bundle the libraries that draw the page of `korch explain --html`; needs Node.js. Wheels have the bundle.
 WEB := src/korch/report/web
@@ -83,7 +88,7 @@ wheel: web
 WEB_STAMP := $(VENV)/.installed-web
 
 $(WEB_STAMP): $(STAMP)
-	$(INSTALL) -e '.[$(EXTRAS),test-web]'
+	$(INSTALL) 'korch-compiler[test-web]'
 	@touch $@
 
 # The page in headless Chromium, which must be installed.
@@ -115,7 +120,7 @@ bench-smoke: $(STAMP)
 DOCS_STAMP := $(VENV)/.installed-docs
 
 $(DOCS_STAMP): $(STAMP)
-	$(INSTALL) -e '.[$(EXTRAS),docs]'
+	$(INSTALL) 'korch-compiler[docs]'
 	@touch $@
 
 # The documentation as a site in build/site, which asks no other host for anything. Warnings are errors,
