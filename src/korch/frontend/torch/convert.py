@@ -7,10 +7,10 @@ all weights they are copied once, when the executable packs them for its kernels
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy
-from functools import cache
+from copy import copy, deepcopy
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -23,6 +23,9 @@ from korch.frontend.torch.trouble import export_trouble
 from korch.frontend.torch.widen import widen_types
 from korch.primitive.op import Array
 from korch.system.extras import install_command
+
+OPSET = 20
+"""The version of ONNX's operators that modules are translated into."""
 
 SMALL_BYTES = 256
 """Tensors of fewer bytes are stored in the model: sizes, axes, single numbers."""
@@ -45,7 +48,12 @@ def to_held_model(program: Any, name: str, inputs: Sequence[str], outputs: Seque
         is_bfloat16 = any(tensor.dtype is torch.bfloat16 for tensor in program.state_dict.values())
         with _translations_read_once():
             translated = torch.onnx.export(
-                program, dynamo=True, verbose=False, optimize=False, custom_translation_table=_translations()
+                program,
+                dynamo=True,
+                verbose=False,
+                optimize=False,
+                opset_version=OPSET,
+                custom_translation_table=_translations(),
             )
         if not is_bfloat16:
             _simplify(translated.model)
@@ -61,6 +69,41 @@ def to_held_model(program: Any, name: str, inputs: Sequence[str], outputs: Seque
     _name_ends(graph, inputs, outputs)
     proto, arrays = _without_weights(translated.model)
     return HeldModel(proto, arrays, f"module {name}")
+
+
+def decomposed(program: Any, own: Mapping[Any, Callable[..., Any]]) -> Any:
+    """Return a program of operators that PyTorch's exporter translates; it would decompose others in a second pass.
+
+    `own`: functions by the operator that they compute, which are preferred to PyTorch's.
+    """
+    table = dict(_decompositions(frozenset(_translations()))) if find_spec("onnxscript") else {}
+    for operator, function in own.items():
+        other = table.get(operator)
+        table[operator] = function if other is None else partial(_either, function, other)
+    return program.run_decompositions(table)
+
+
+def _either(function: Callable[..., Any], other: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    found = function(*args, **kwargs)
+    return other(*args, **kwargs) if found is NotImplemented else found
+
+
+@cache
+def _decompositions(translated: frozenset[Any]) -> Mapping[Any, Callable[..., Any]]:
+    """Return PyTorch's functions that compute the operators that neither its exporter nor Korch translates."""
+    from torch.onnx._internal.exporter import _decomp
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    registry = _registry(vars(ONNXRegistry)["from_torchlib"], (), (("opset_version", OPSET),))
+    known = _decomp.get_onnx_implemented_overloads(registry)
+    return dict(_decomp.create_onnx_friendly_decomposition_table({*known, *translated}))
+
+
+def _as_it_is(program: Any, registry: Any) -> Any:
+    """Return a copy of a program that is decomposed already: the exporter changes its graph."""
+    found = copy(program)
+    found._graph_module = deepcopy(program.graph_module)
+    return found
 
 
 def _translations() -> dict[Any, Any]:
@@ -91,21 +134,22 @@ def _simplify(model: Any) -> None:
 
 @contextmanager
 def _translations_read_once() -> Iterator[None]:
-    """Let PyTorch read its translations of operators once: it takes a second, and an export begins with it."""
+    """Let PyTorch read its translations of operators once, which takes a second, and decompose nothing again."""
+    from torch.onnx._internal.exporter import _fx_passes
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-    method = vars(ONNXRegistry)["from_torchlib"]
+    method, decompose = vars(ONNXRegistry)["from_torchlib"], _fx_passes.decompose_with_registry
 
     def own_copy(*args: Any, **kwargs: Any) -> Any:
         registry = copy(_registry(method, args, tuple(kwargs.items())))
         registry.functions = {target: list(found) for target, found in registry.functions.items()}
         return registry
 
-    ONNXRegistry.from_torchlib = staticmethod(own_copy)
+    ONNXRegistry.from_torchlib, _fx_passes.decompose_with_registry = staticmethod(own_copy), _as_it_is
     try:
         yield
     finally:
-        ONNXRegistry.from_torchlib = method
+        ONNXRegistry.from_torchlib, _fx_passes.decompose_with_registry = method, decompose
 
 
 @cache

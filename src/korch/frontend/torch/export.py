@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from korch.errors import ModelError, UnsupportedError, quoted
 from korch.frontend.onnx import HeldModel
-from korch.frontend.torch.convert import to_held_model
+from korch.frontend.torch.convert import decomposed, to_held_model
 from korch.frontend.torch.decompose import decompositions
 from korch.frontend.torch.effects import NO_EFFECTS, Effects, expose_writes, storage_of
 from korch.frontend.torch.experts import experts_as_batches
@@ -214,7 +214,7 @@ def _traced(flat: _Flat, tensors: Sequence[Any], name: str, free: Mapping[tuple[
     flat.training = False
     try:
         program = torch.export.export(flat, tuple(own), strict=False, dynamic_shapes=axes)
-        return program.run_decompositions(decompositions())
+        return decomposed(program, decompositions())
     except Exception as error:  # third-party code may raise anything
         shared = _shared_constant(flat) if isinstance(error, AssertionError) else ()
         if not shared:
