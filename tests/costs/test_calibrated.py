@@ -12,9 +12,9 @@ from korch.costs.calibrated import LEVEL, ScoreTail, bound_ns, score
 
 def test_the_margin_is_the_conformal_rank_of_the_scores() -> None:
     scores = list(map(float, range(1, 2001)))
-    assert ScoreTail.of(scores).margin() == math.ceil(2001 * LEVEL) == 1997
-    assert ScoreTail.of(scores[:498]).margin() == math.inf  # of so few, none is known to be among the largest
-    assert ScoreTail.of(scores[:499]).margin() == 499
+    assert ScoreTail.of(scores).margin() == math.ceil(2001 * LEVEL) == 2000
+    assert ScoreTail.of(scores[:1427]).margin() == math.inf  # of so few, none is known to be among the largest
+    assert ScoreTail.of(scores[:1428]).margin() == 1428
 
 
 def test_scores_of_other_kernels_count_as_if_they_were_records() -> None:

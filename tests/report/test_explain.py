@@ -123,7 +123,7 @@ operations: 5.0M FLOP as given, 2.5M FLOP in the plan (2.00x fewer)
 hard bound: another choice of kernels can save at most 25.0 % of that sum: none moves bytes or computes faster than \
 this machine does
 calibrated bound: it can save at most 5.0 % if no kernel that is not timed is faster, compared with its prediction, \
-than 998 of 1,000 that were timed before
+than 9,993 of 10,000 that were timed before
 where the seconds went (idle: share of the cores without work of any process):
   frontend             0.0 s    0 %      - idle
   orchestrate          2.0 s  100 %   26 % idle

@@ -119,7 +119,7 @@ def bound_sentences(report: Report) -> list[str]:
     if report.calibrated_gap is not None:
         lines.append(
             f"calibrated bound: it can save at most {100 * report.calibrated_gap:.1f} % if no kernel that is not timed "
-            f"is faster, compared with its prediction, than {1000 * LEVEL:.0f} of 1,000 that were timed before"
+            f"is faster, compared with its prediction, than {10_000 * LEVEL:,.0f} of 10,000 that were timed before"
         )
     return lines
 
