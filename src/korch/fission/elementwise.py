@@ -8,6 +8,7 @@ from korch.fission.context import Context
 from korch.fission.rule import Build, FissionRule, NotSplit, Result
 from korch.primitive.op import NONE, TypeMismatchError
 from korch.primitive.ops import OPS
+from korch.primitive.ops.elementwise import ONNX_NAMES
 from korch.primitive.types import DType, ValueType
 from korch.primitive.verbs import lit
 
@@ -127,54 +128,10 @@ def _bit_shift(c: Context) -> Result:
     return c.elementwise(op, *c.inputs) if op else NotSplit("direction must be LEFT or RIGHT")
 
 
-def _compare(op: str) -> Build:
-    """Build `a > b` as `b < a`."""
-    return _direct(op, swap=True)
-
-
-_SAME: dict[str, str] = {
-    "Add": "add",
-    "Sub": "sub",
-    "Mul": "mul",
-    "Div": "div",
-    "Neg": "neg",
-    "Abs": "abs",
-    "Sign": "sign",
-    "Exp": "exp",
-    "Log": "log",
-    "Sqrt": "sqrt",
-    "Reciprocal": "reciprocal",
-    "Erf": "erf",
-    "Tanh": "tanh",
-    "Sigmoid": "sigmoid",
-    "Sin": "sin",
-    "Cos": "cos",
-    "Tan": "tan",
-    "Asin": "asin",
-    "Acos": "acos",
-    "Atan": "atan",
-    "Sinh": "sinh",
-    "Cosh": "cosh",
-    "Asinh": "asinh",
-    "Acosh": "acosh",
-    "Atanh": "atanh",
-    "Floor": "floor",
-    "Ceil": "ceil",
-    "Round": "round",
-    "Not": "not",
-    "And": "and",
-    "Or": "or",
-    "Xor": "xor",
-    "Equal": "equal",
-    "Less": "less",
-    "LessOrEqual": "less_equal",
-    "IsNaN": "isnan",
-    "BitwiseAnd": "bitwise_and",
-    "BitwiseOr": "bitwise_or",
-    "BitwiseXor": "bitwise_xor",
-    "BitwiseNot": "bitwise_not",
-}
 _OTHERS: tuple[tuple[str, Build], ...] = (
+    ("Sum", _variadic("add")),
+    ("Max", _variadic("max")),
+    ("Min", _variadic("min")),
     ("Mean", _mean),
     ("Pow", _pow),
     ("Mod", _mod),
@@ -189,9 +146,8 @@ _OTHERS: tuple[tuple[str, Build], ...] = (
 )
 
 RULES: tuple[FissionRule, ...] = (
-    *(FissionRule(name, _direct(op)) for name, op in _SAME.items()),
-    FissionRule("Greater", _compare("less")),
-    FissionRule("GreaterOrEqual", _compare("less_equal")),
-    *(FissionRule(name, _variadic(op)) for name, op in (("Sum", "add"), ("Max", "max"), ("Min", "min"))),
+    *(FissionRule(name, _direct(op)) for op, name in ONNX_NAMES.items() if name not in dict(_OTHERS)),
+    FissionRule("Greater", _direct("less", swap=True)),
+    FissionRule("GreaterOrEqual", _direct("less_equal", swap=True)),
     *(FissionRule(name, build) for name, build in _OTHERS),
 )

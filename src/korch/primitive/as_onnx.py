@@ -16,7 +16,7 @@ from onnx import helper
 from korch.errors import UnsupportedError
 from korch.primitive.graph import Constant, Primitive, PrimitiveGraph
 from korch.primitive.op import Array
-from korch.primitive.ops.elementwise import CastAttributes
+from korch.primitive.ops.elementwise import ONNX_NAMES, CastAttributes
 from korch.primitive.ops.layout import (
     ConcatAttributes,
     PadAttributes,
@@ -40,55 +40,8 @@ IR_VERSION = 10
 INLINE_BYTES = 1024
 """Larger constants of a model are initializers."""
 
-_SAME = {
-    "neg": "Neg",
-    "abs": "Abs",
-    "sign": "Sign",
-    "reciprocal": "Reciprocal",
-    "sqrt": "Sqrt",
-    "exp": "Exp",
-    "log": "Log",
-    "erf": "Erf",
-    "tanh": "Tanh",
-    "sigmoid": "Sigmoid",
-    "sin": "Sin",
-    "cos": "Cos",
-    "tan": "Tan",
-    "asin": "Asin",
-    "acos": "Acos",
-    "atan": "Atan",
-    "sinh": "Sinh",
-    "cosh": "Cosh",
-    "asinh": "Asinh",
-    "acosh": "Acosh",
-    "atanh": "Atanh",
-    "floor": "Floor",
-    "ceil": "Ceil",
-    "round": "Round",
-    "round_tf32": "Identity",  # ONNX has no such rounding; TensorRT rounds the factors of products itself
-    "not": "Not",
-    "bitwise_not": "BitwiseNot",
-    "add": "Add",
-    "sub": "Sub",
-    "mul": "Mul",
-    "div": "Div",
-    "pow": "Pow",
-    "max": "Max",
-    "min": "Min",
-    "and": "And",
-    "or": "Or",
-    "xor": "Xor",
-    "bitwise_and": "BitwiseAnd",
-    "bitwise_or": "BitwiseOr",
-    "bitwise_xor": "BitwiseXor",
-    "equal": "Equal",
-    "less": "Less",
-    "less_equal": "LessOrEqual",
-    "isnan": "IsNaN",
-    "isinf": "IsInf",
-    "where": "Where",
-    "matmul": "MatMul",
-}
+# ONNX has no rounding to TF32; TensorRT rounds the factors of products itself.
+_SAME = {**ONNX_NAMES, "round_tf32": "Identity", "where": "Where", "matmul": "MatMul"}
 _REDUCE = {"reduce_sum": "ReduceSum", "reduce_prod": "ReduceProd", "reduce_max": "ReduceMax", "reduce_min": "ReduceMin"}
 _POOL = {"pool_sum": "Add", "pool_prod": "Mul", "pool_max": "Max", "pool_min": "Min"}
 

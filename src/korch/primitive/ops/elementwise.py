@@ -221,6 +221,16 @@ PREDICATES: tuple[tuple[str, int, str, Callable[..., Array]], ...] = (
     ("isinf", 1, "float", np.isinf),
 )
 
+_NO_ONNX_NAME = ("round_tf32", "mod", "shift_left", "shift_right")  # ONNX's operators have attributes, or there is none
+_NAMES = (*(row[0] for row in UNARY), *(row[0] for row in BINARY), *(row[0] for row in PREDICATES))
+ONNX_NAMES: dict[str, str] = {
+    **{name: name.title().replace("_", "") for name in _NAMES if name not in _NO_ONNX_NAME},
+    "less_equal": "LessOrEqual",
+    "isnan": "IsNaN",
+    "isinf": "IsInf",
+}
+"""The ONNX operators that compute the same without attributes, by the name of the operation."""
+
 ROWS: tuple[Op, ...] = (
     *(_row(name, 1, kind, function) for name, kind, function in UNARY),
     *(_row(name, 2, kind, function) for name, kind, function in BINARY),
