@@ -19,7 +19,7 @@ from korch.fission import (
     spectrum,
     transposed,
 )
-from korch.fission.rule import FissionRule, NotSplit
+from korch.fission.rule import FissionRule, NotSplitError
 from korch.fission.split import FissionReport, KeptWhole, evaluate_operator, split_operators
 from korch.frontend.operator import Operator, OperatorGraph
 from korch.primitive.graph import PrimitiveGraph
@@ -73,7 +73,7 @@ __all__ = [
     "FissionReport",
     "FissionRule",
     "KeptWhole",
-    "NotSplit",
+    "NotSplitError",
     "evaluate",
     "fission",
     "fission_with_report",

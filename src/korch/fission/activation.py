@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from korch.fission.context import Context
-from korch.fission.rule import FissionRule, NotSplit, Result
+from korch.fission.rule import FissionRule, NotSplitError, Result
 from korch.primitive.types import ValueId
 from korch.primitive.verbs import lit
 
@@ -57,7 +57,7 @@ def _celu(c: Context) -> Result:
     x, alpha = c.input(0), c.attributes.number("alpha", 1.0)
     scaled = x if alpha == 1 else c.elementwise("div", x, lit(alpha))
     if alpha < 0:
-        return NotSplit("a negative alpha")
+        raise NotSplitError("a negative alpha")
     negative = _exponential(c, scaled, alpha)
     return c.elementwise("add", c.elementwise("max", x, lit(0.0)), negative)
 
@@ -125,7 +125,7 @@ def _thresholded_relu(c: Context) -> Result:
 def _shrink(c: Context) -> Result:
     x = c.input(0)
     if not c.is_float(x):
-        return NotSplit("integers, with a bias that is real")
+        raise NotSplitError("integers, with a bias that is real")
     bias, limit = c.attributes.number("bias", 0.0), c.attributes.number("lambd", 0.5)
     less, more = c.elementwise("sub", x, lit(bias)), c.elementwise("add", x, lit(bias))
     upper = c.add("where", c.elementwise("less", lit(limit), x), less, c.full(0, c.builder.type(x)))

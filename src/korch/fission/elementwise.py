@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from korch.fission.context import Context
-from korch.fission.rule import Build, FissionRule, NotSplit, Result
+from korch.fission.rule import Build, FissionRule, NotSplitError, Result
 from korch.primitive.op import NONE, TypeMismatchError
 from korch.primitive.ops import OPS
 from korch.primitive.ops.elementwise import ONNX_NAMES
@@ -21,7 +21,7 @@ def _direct(op: str, swap: bool = False) -> Build:
         try:
             OPS[op].infer([ValueType((), c.dtype(value)) for value in values], NONE)
         except TypeMismatchError as error:
-            return NotSplit(str(error))
+            raise NotSplitError(str(error)) from error
         return c.elementwise(op, *values)
 
     return build
@@ -55,7 +55,7 @@ def _pow(c: Context) -> Result:
             square = c.elementwise("mul", base, base) if number > 1 else base
             return c.elementwise("mul", square, base) if number == 3.0 else square
     if not c.is_float(base) and c.is_float(exponent):
-        return NotSplit("an integer to a fractional power")
+        raise NotSplitError("an integer to a fractional power")
     return c.elementwise("pow", base, c.cast(exponent, c.dtype(base)))
 
 
@@ -64,7 +64,9 @@ def _mod(c: Context) -> Result:
     a, b = c.inputs
     truncates = bool(c.attributes.integer("fmod", 0))
     if c.is_float(a):
-        return c.elementwise("mod", a, b) if truncates else NotSplit("a floored remainder of reals")
+        if not truncates:
+            raise NotSplitError("a floored remainder of reals")
+        return c.elementwise("mod", a, b)
     if not truncates:
         return c.elementwise("mod", a, b)
     return c.elementwise("sub", a, c.elementwise("mul", c.elementwise("div", a, b), b))
@@ -116,7 +118,7 @@ def _dropout(c: Context) -> Result:
         ratio = c.array(1)
         drops_none = ratio is not None and not ratio.any()
         if (training is None or bool(training.reshape(-1)[0])) and not drops_none:
-            return NotSplit("dropout in training mode is random")
+            raise NotSplitError("dropout in training mode is random")
     if not c.is_read(1):
         return x
     return x, c.full(1, c.output_type(1))
@@ -124,8 +126,10 @@ def _dropout(c: Context) -> Result:
 
 def _bit_shift(c: Context) -> Result:
     """Shift by the number of bits in the second operand, in the direction that the attribute gives."""
-    op = {"LEFT": "shift_left", "RIGHT": "shift_right"}.get(c.attributes.text("direction", ""), "")
-    return c.elementwise(op, *c.inputs) if op else NotSplit("direction must be LEFT or RIGHT")
+    op = {"LEFT": "shift_left", "RIGHT": "shift_right"}.get(c.attributes.text("direction", ""))
+    if op is None:
+        raise NotSplitError("direction must be LEFT or RIGHT")
+    return c.elementwise(op, *c.inputs)
 
 
 _OTHERS: tuple[tuple[str, Build], ...] = (

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import FissionRule, NotSplit, Result
+from korch.fission.rule import FissionRule, NotSplitError, Result
 from korch.primitive.op import Array
 from korch.primitive.ops.layout import MOST_INDICES
 from korch.primitive.types import DType, ValueId
@@ -27,19 +27,19 @@ MOST_UPDATES = 16
 """The most updates along an axis that are scattered one after another."""
 
 
-def _indices(c: Context) -> Array | NotSplit:
+def _indices(c: Context) -> Array:
     array = c.array(1)
     if array is None:
-        return NotSplit("indices are computed at run time")
+        raise NotSplitError("indices are computed at run time")
     if array.size > MOST_INDICES:
-        return NotSplit(f"{array.size} indices, more than {MOST_INDICES}")
+        raise NotSplitError(f"{array.size} indices, more than {MOST_INDICES}")
     return array.astype(np.int64)
 
 
-def _wrapped(indices: Array, sizes: int | Array) -> Array | NotSplit:
+def _wrapped(indices: Array, sizes: int | Array) -> Array:
     """Return indices into axes of these sizes with negative ones converted to count from the start."""
     if ((indices < -sizes) | (indices >= sizes)).any():
-        return NotSplit("an index outside of the axis")
+        raise NotSplitError("an index outside of the axis")
     return np.where(indices < 0, indices + sizes, indices)
 
 
@@ -47,26 +47,23 @@ def _strides(shape: tuple[int, ...]) -> Array:
     return np.array([math.prod(shape[i + 1 :]) for i in range(len(shape))], np.int64)
 
 
-def _element_positions(c: Context, indices: Array) -> Array | NotSplit:
+def _element_positions(c: Context, indices: Array) -> Array:
     """Return the flat positions in the data that indices along the attribute's axis refer to."""
     shape = c.shape(c.input(0))
     axis = axis_of(c.attributes.integer("axis", 0), len(shape))
-    along = _wrapped(indices, shape[axis])
-    if isinstance(along, NotSplit):
-        return along
     grid = np.indices(indices.shape)
-    grid[axis] = along
+    grid[axis] = _wrapped(indices, shape[axis])
     positions: Array = np.tensordot(_strides(shape), grid, 1)
     if positions.size and positions.max() >= math.prod(shape):
-        return NotSplit("an index outside of the data")
+        raise NotSplitError("an index outside of the data")
     return positions
 
 
-def _row_positions(c: Context, indices: Array) -> Array | NotSplit:
+def _row_positions(c: Context, indices: Array) -> Array:
     """Return the flat number of the row of the data that each index selects; its last axis has the coordinates."""
     sizes = c.shape(c.input(0))[: indices.shape[-1]]
-    wrapped = _wrapped(indices, np.array(sizes, np.int64))
-    return wrapped if isinstance(wrapped, NotSplit) else (wrapped * _strides(sizes)).sum(-1)
+    found: Array = (_wrapped(indices, np.array(sizes, np.int64)) * _strides(sizes)).sum(-1)
+    return found
 
 
 def _taken(c: Context, x: ValueId, axis: int, positions: Array) -> Result:
@@ -75,21 +72,15 @@ def _taken(c: Context, x: ValueId, axis: int, positions: Array) -> Result:
 
 def _gather(c: Context) -> Result:
     x, indices = c.input(0), _indices(c)
-    if isinstance(indices, NotSplit):
-        return indices
     if c.builder.constant_of(x) is not None and c.input(1) in c.builder.sized:
-        return NotSplit("rows of a table at places that follow from sizes")
+        raise NotSplitError("rows of a table at places that follow from sizes")
     axis = axis_of(c.attributes.integer("axis", 0), c.rank(x))
-    along = _wrapped(indices, c.shape(x)[axis])
-    return along if isinstance(along, NotSplit) else _taken(c, x, axis, along)
+    return _taken(c, x, axis, _wrapped(indices, c.shape(x)[axis]))
 
 
 def _gather_elements(c: Context) -> Result:
-    x, indices = c.input(0), _indices(c)
-    positions = indices if isinstance(indices, NotSplit) else _element_positions(c, indices)
-    if isinstance(positions, NotSplit):
-        return positions
-    return _taken(c, c.reshape(x, (math.prod(c.shape(x)),)), 0, positions)
+    x = c.input(0)
+    return _taken(c, c.reshape(x, (math.prod(c.shape(x)),)), 0, _element_positions(c, _indices(c)))
 
 
 _LEAST = {DType.I32: -(1 << 31), DType.I64: -(1 << 63)}
@@ -117,9 +108,9 @@ def _is_at_place(c: Context, index: ValueId, axis: int, size: int) -> ValueId:
 def _one_hot(c: Context) -> Result:
     index, depth, values = c.input(0), c.ints(1), c.input(2)
     if c.dtype(index) not in _LEAST:
-        return NotSplit(f"indices of type {c.dtype(index).value}")
+        raise NotSplitError(f"indices of type {c.dtype(index).value}")
     if depth is None or not depth[0] > 0:
-        return NotSplit("the number of classes is computed at run time")
+        raise NotSplitError("the number of classes is computed at run time")
     axis = axis_of(c.attributes.integer("axis", -1), c.rank(index) + 1)
     is_on = _is_at_place(c, index, axis, depth[0])
     off, on = (c.broadcast(c.slice_axis(values, 0, i, 1), c.shape(is_on)) for i in (0, 1))
@@ -128,23 +119,18 @@ def _one_hot(c: Context) -> Result:
 
 def _gather_nd(c: Context) -> Result:
     indices = _indices(c)
-    if isinstance(indices, NotSplit):
-        return indices
     if c.attributes.integer("batch_dims", 0):
-        return NotSplit("batch axes")
-    positions = _row_positions(c, indices)
-    if isinstance(positions, NotSplit):
-        return positions
+        raise NotSplitError("batch axes")
     shape, depth = c.shape(c.input(0)), indices.shape[-1]
     rows = c.reshape(c.input(0), (math.prod(shape[:depth]), *shape[depth:]))
-    return _taken(c, rows, 0, positions)
+    return _taken(c, rows, 0, _row_positions(c, indices))
 
 
-def _scatter_indices(c: Context) -> Array | NotSplit:
+def _scatter_indices(c: Context) -> Array:
     if c.attributes.text("reduction", "none") != "none":
-        return NotSplit("updates are combined")
+        raise NotSplitError("updates are combined")
     if math.prod(c.shape(c.input(0))) > MOST_INDICES:
-        return NotSplit(f"more than {MOST_INDICES} elements")
+        raise NotSplitError(f"more than {MOST_INDICES} elements")
     return _indices(c)
 
 
@@ -165,9 +151,9 @@ def _scattered(c: Context) -> Result:
     axis = axis_of(c.attributes.integer("axis", 0), len(shape))
     is_whole = all(a == b for i, (a, b) in enumerate(zip(shape, count, strict=True)) if i != axis)
     if not is_whole or not _is_short(count, shape[axis]) or count[axis] > MOST_UPDATES:
-        return NotSplit("indices are computed at run time")
+        raise NotSplitError("indices are computed at run time")
     if c.attributes.text("reduction", "none") != "none":
-        return NotSplit("updates are combined")
+        raise NotSplitError("updates are combined")
     for i in range(count[axis]):
         own, update = (c.slice_axis(value, axis, i, 1) for value in (index, updates))
         is_here = c.reshape(_is_at_place(c, own, axis + 1, shape[axis]), shape)
@@ -178,20 +164,13 @@ def _scattered(c: Context) -> Result:
 def _scatter_elements(c: Context) -> Result:
     if c.array(1) is None:
         return _scattered(c)
-    indices = _scatter_indices(c)
-    positions = indices if isinstance(indices, NotSplit) else _element_positions(c, indices)
-    return positions if isinstance(positions, NotSplit) else _placed(c, positions)
+    return _placed(c, _element_positions(c, _scatter_indices(c)))
 
 
 def _scatter_nd(c: Context) -> Result:
     indices = _scatter_indices(c)
-    if isinstance(indices, NotSplit):
-        return indices
-    firsts = _row_positions(c, indices)
-    if isinstance(firsts, NotSplit):
-        return firsts
     each = math.prod(c.shape(c.input(0))[indices.shape[-1] :])
-    return _placed(c, each * firsts[..., None] + np.arange(each))
+    return _placed(c, each * _row_positions(c, indices)[..., None] + np.arange(each))
 
 
 RULES: tuple[FissionRule, ...] = (

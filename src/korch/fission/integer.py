@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from korch.fission.context import Context
 from korch.fission.linear import conv_attributes, matrices
-from korch.fission.rule import FissionRule, NotSplit, Result
+from korch.fission.rule import FissionRule, NotSplitError, Result
 from korch.primitive.ops.linear import BYTES
 from korch.primitive.quantized import integer_conv, integer_matmul, quantize
 from korch.primitive.types import DType, ValueId
 
 
-def _zeros(c: Context, position: int, operand: ValueId, axis: int) -> ValueId | NotSplit | None:
+def _zeros(c: Context, position: int, operand: ValueId, axis: int) -> ValueId | None:
     """Return an operand's zero points: one in total, or one per row (`axis` is -2) or column (-1) of its matrices."""
     zero = c.optional(position)
     if zero is None or c.builder.type(zero).size == 1:
@@ -21,36 +21,32 @@ def _zeros(c: Context, position: int, operand: ValueId, axis: int) -> ValueId | 
         each = [1] * len(wanted)
         each[axis] = wanted[axis]
         return c.reshape(zero, each)
-    return zero if shape == tuple(wanted) else NotSplit(f"the zero points fit no {'row' if axis == -2 else 'column'}")
+    if shape != tuple(wanted):
+        raise NotSplitError(f"the zero points fit no {'row' if axis == -2 else 'column'}")
+    return zero
 
 
-def _sums(c: Context, at: tuple[int, int], zeros: tuple[int, int]) -> ValueId | NotSplit:
+def _sums(c: Context, at: tuple[int, int], zeros: tuple[int, int]) -> ValueId:
     """Return the 32-bit sums of a matrix product, given the input positions of its operands and zero points."""
     a, b = matrices(c, c.input(at[0]), c.input(at[1]))
     if c.dtype(a) not in BYTES or c.dtype(b) not in BYTES:
-        return NotSplit(f"elements of type {c.dtype(a).value} and {c.dtype(b).value}")
+        raise NotSplitError(f"elements of type {c.dtype(a).value} and {c.dtype(b).value}")
     if not c.shape(a)[-1]:
         return c.full(0, c.builder.type(c.add("matmul", a, b)))
-    za, zb = _zeros(c, zeros[0], a, -2), _zeros(c, zeros[1], b, -1)
-    if isinstance(za, NotSplit):
-        return za
-    return zb if isinstance(zb, NotSplit) else integer_matmul(c, a, b, za, zb)
+    return integer_matmul(c, a, b, _zeros(c, zeros[0], a, -2), _zeros(c, zeros[1], b, -1))
 
 
 def _matmul_integer(c: Context) -> Result:
-    total = _sums(c, (0, 1), (2, 3))
-    return total if isinstance(total, NotSplit) else c.reshape(total, c.output_type().shape)
+    return c.reshape(_sums(c, (0, 1), (2, 3)), c.output_type().shape)
 
 
 def _qlinear_matmul(c: Context) -> Result:
     """Y = saturate(round(sums*(scale_a*scale_b/scale_y)) + zero_y)."""
     total = _sums(c, (0, 3), (2, 5))
-    if isinstance(total, NotSplit):
-        return total
     rank = c.rank(total)
     scales = [c.input(position) for position in (1, 4, 6)]
     if any(c.dtype(scale) is not DType.F32 for scale in scales):
-        return NotSplit(f"scales of type {c.dtype(scales[0]).value}")
+        raise NotSplitError(f"scales of type {c.dtype(scales[0]).value}")
     lead = (1,) * (rank - 2)
     a, b = (c.builder.type(scale).size for scale in scales[:2])
     scales[0] = c.reshape(scales[0], (*lead, a, 1) if c.rank(scales[0]) < 2 else c.shape(scales[0]))
@@ -70,23 +66,19 @@ def _conv_integer(c: Context) -> Result:
     return _conv_sums(c, 0, 1, c.optional(2), c.optional(3))
 
 
-def _conv_sums(c: Context, x: int, w: int, zx: ValueId | None, zw: ValueId | None) -> ValueId | NotSplit:
+def _conv_sums(c: Context, x: int, w: int, zx: ValueId | None, zw: ValueId | None) -> ValueId:
     image, weights = c.input(x), c.input(w)
     if c.dtype(image) not in BYTES or c.dtype(weights) not in BYTES:
-        return NotSplit(f"elements of type {c.dtype(image).value} and {c.dtype(weights).value}")
+        raise NotSplitError(f"elements of type {c.dtype(image).value} and {c.dtype(weights).value}")
     attributes = conv_attributes(c, image, weights)
-    if isinstance(attributes, NotSplit):
-        return attributes
     if zx is not None and c.builder.type(zx).size != 1:
-        return NotSplit("a zero point for each channel of the data")
+        raise NotSplitError("a zero point for each channel of the data")
     return integer_conv(c, image, weights, zx, zw, attributes)
 
 
 def _qlinear_conv(c: Context) -> Result:
     """Y = saturate(round((sums + bias)*(scale_x*scale_w/scale_y)) + zero_y)."""
     total = _conv_sums(c, 0, 3, c.input(2), c.input(5))
-    if isinstance(total, NotSplit):
-        return total
     rank = c.rank(total)
     bias = c.optional(8)
     if bias is not None:

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import Build, FissionRule, NotSplit, Result
+from korch.fission.rule import Build, FissionRule, NotSplitError, Result
 from korch.primitive.ops.layout import MOST_INDICES
 from korch.primitive.types import DType
 from korch.primitive.verbs import Shape
@@ -37,7 +37,7 @@ def _split(c: Context) -> Result:
     count = len(c.operator.outputs)
     if sizes is None:
         if c.is_given(1):
-            return NotSplit("sizes are computed at run time")
+            raise NotSplitError("sizes are computed at run time")
         size = -(-c.shape(x)[axis] // count)
         sizes = tuple(max(0, min(size, c.shape(x)[axis] - i * size)) for i in range(count))
     for size in sizes:
@@ -55,7 +55,7 @@ def _slice(c: Context) -> Result:
     else:
         known = [c.ints(i) for i in range(1, 5)]
         if any(known[i - 1] is None and c.is_given(i) for i in range(1, 5)):
-            return NotSplit("starts, ends, axes or steps are computed at run time")
+            raise NotSplitError("starts, ends, axes or steps are computed at run time")
         starts, ends = known[0] or (), known[1] or ()
         axes = known[2] if known[2] is not None else tuple(range(len(starts)))
         steps = known[3] if known[3] is not None else (1,) * len(starts)
@@ -85,18 +85,18 @@ def _pad(c: Context) -> Result:
     rank, shape = c.rank(x), c.shape(x)
     pads = c.attributes.integers("pads", ()) if c.version < 11 else c.ints(1)
     if pads is None:
-        return NotSplit("pads are computed at run time")
+        raise NotSplitError("pads are computed at run time")
     fill: float | int = c.attributes.number("value", 0.0) if c.version < 11 else 0.0
     if c.version >= 11 and c.is_given(2) and mode == "constant":
         constant = c.array(2)
         if constant is None:
-            return NotSplit("the fill is computed at run time")
+            raise NotSplitError("the fill is computed at run time")
         fill = float(constant.reshape(-1)[0]) if constant.size else 0.0
         if not c.is_float(x) and abs(fill) >= 2**53:
-            return NotSplit("a fill that a float can't hold")
+            raise NotSplitError("a fill that a float can't hold")
     axes = c.ints(3) if c.is_given(3) else tuple(range(rank))
     if axes is None:
-        return NotSplit("axes are computed at run time")
+        raise NotSplitError("axes are computed at run time")
     before, after = [0] * rank, [0] * rank
     for i, axis in enumerate(axes):
         before[axis_of(axis, rank)], after[axis_of(axis, rank)] = pads[i], pads[i + len(axes)]
@@ -108,7 +108,7 @@ def _pad(c: Context) -> Result:
     for n, left, growth in zip(shape, axes_left, zip(*grown, strict=True), strict=True):
         least = 1 + max(growth) if mode == "reflect" and left < n else 1
         if mode != "constant" and any(growth) and left < least:
-            return NotSplit(f"an axis of {left} elements in mode {mode}")
+            raise NotSplitError(f"an axis of {left} elements in mode {mode}")
     if axes_left != list(shape):
         x = c.slice(x, cut[0], axes_left)
     return c.pad(x, *grown, mode, fill)
@@ -127,9 +127,9 @@ def _constant_of_shape(c: Context) -> Result:
 def _tile(c: Context) -> Result:
     x, repeats = c.input(0), c.ints(1)
     if repeats is None:
-        return NotSplit("repeats are computed at run time")
+        raise NotSplitError("repeats are computed at run time")
     if max(c.output_type().shape, default=0) > MOST_INDICES:
-        return NotSplit(f"an axis of more than {MOST_INDICES} elements")
+        raise NotSplitError(f"an axis of more than {MOST_INDICES} elements")
     for axis, count in enumerate(repeats):
         size = c.shape(x)[axis]
         if count != 1:
@@ -163,7 +163,7 @@ def _trilu(c: Context) -> Result:
     x = c.input(0)
     diagonal = c.ints(1) if c.is_given(1) else (0,)
     if diagonal is None:
-        return NotSplit("the diagonal is computed at run time")
+        raise NotSplitError("the diagonal is computed at run time")
     ones = np.ones(c.shape(x)[-2:], bool)
     keep = np.triu(ones, diagonal[0]) if c.attributes.integer("upper", 1) else np.tril(ones, diagonal[0])
     mask = c.broadcast(c.constant(keep), c.shape(x))
@@ -187,12 +187,12 @@ def _reverse_sequence(c: Context) -> Result:
     x, lengths = c.input(0), c.ints(1)
     batch, time = c.attributes.integer("batch_axis", 1), c.attributes.integer("time_axis", 0)
     if lengths is None:
-        return NotSplit("lengths are computed at run time")
+        raise NotSplitError("lengths are computed at run time")
     if {batch, time} != {0, 1}:
-        return NotSplit("axes other than the first two")
+        raise NotSplitError("axes other than the first two")
     shape = c.shape(x)
     if shape[0] * shape[1] > MOST_INDICES:
-        return NotSplit(f"more than {MOST_INDICES} indices")
+        raise NotSplitError(f"more than {MOST_INDICES} indices")
     flat = c.reshape(x, (shape[0] * shape[1], *shape[2:]))
     return c.reshape(c.take(flat, 0, _reverse_where(shape[:2], lengths, batch, time)), shape)
 

@@ -6,7 +6,7 @@ import math
 
 from korch.fission.context import Context
 from korch.fission.gathered import gathered_product
-from korch.fission.rule import FissionRule, NotSplit, Result
+from korch.fission.rule import FissionRule, NotSplitError, Result
 from korch.fission.window import window_of
 from korch.primitive.ops.linear import ConvAttributes, MatmulAttributes
 from korch.primitive.types import ValueId
@@ -31,13 +31,13 @@ def add_bias(c: Context, y: ValueId) -> ValueId:
     return c.elementwise("add", y, c.reshape(bias, shape))
 
 
-def conv_attributes(c: Context, x: ValueId, w: ValueId) -> ConvAttributes | NotSplit:
+def conv_attributes(c: Context, x: ValueId, w: ValueId) -> ConvAttributes:
     """Return the attributes of the primitive that convolves x with w."""
     if not c.rank(x) > 2:
-        return NotSplit("no spatial axis")
+        raise NotSplitError("no spatial axis")
     window = window_of(c, kernel_of(c, w))
     if min((*window.pads_begin, *window.pads_end)) < 0:
-        return NotSplit("negative pads")
+        raise NotSplitError("negative pads")
     return ConvAttributes(
         window.strides, window.pads_begin, window.pads_end, window.dilations, c.attributes.integer("group", 1)
     )
@@ -45,10 +45,7 @@ def conv_attributes(c: Context, x: ValueId, w: ValueId) -> ConvAttributes | NotS
 
 def _conv(c: Context) -> Result:
     x, w = c.inputs[:2]
-    attributes = conv_attributes(c, x, w)
-    if isinstance(attributes, NotSplit):
-        return attributes
-    return add_bias(c, c.add("conv", x, w, attributes=attributes))
+    return add_bias(c, c.add("conv", x, w, attributes=conv_attributes(c, x, w)))
 
 
 def matrices(c: Context, a: ValueId, b: ValueId) -> tuple[ValueId, ValueId]:
@@ -74,7 +71,7 @@ def _gemm(c: Context) -> Result:
     b = c.transpose(b, (1, 0)) if c.attributes.integer("transB", 0) else b
     alpha, beta = c.attributes.number("alpha", 1.0), c.attributes.number("beta", 1.0)
     if not c.is_float(a) and (alpha, beta) != (1.0, 1.0):
-        return NotSplit("integers, with factors that are real")
+        raise NotSplitError("integers, with factors that are real")
     y = c.add("matmul", a, b)
     y = y if alpha == 1 else c.elementwise("mul", y, lit(alpha))
     addend = c.optional(2)
@@ -88,14 +85,14 @@ def _einsum(c: Context) -> Result:
     """One operand as a sum and a transpose, or two operands as one batched matrix product."""
     equation = c.attributes.text("equation").replace(" ", "")
     if "." in equation or len(c.inputs) not in (1, 2):
-        return NotSplit("an ellipsis, or more than two operands")
+        raise NotSplitError("an ellipsis, or more than two operands")
     left, arrow, out = equation.partition("->")
     terms = left.split(",")
     if not arrow:
         joined = left.replace(",", "")
         out = "".join(sorted(x for x in set(joined) if joined.count(x) == 1))
     if any(len(set(term)) != len(term) for term in (*terms, out)):
-        return NotSplit("a diagonal")
+        raise NotSplitError("a diagonal")
     if len(terms) == 1:
         return _sum_out(c, c.input(0), terms[0], out)
     sizes = {
@@ -107,7 +104,7 @@ def _einsum(c: Context) -> Result:
         c.shape(value) != tuple(sizes[x] for x in term) for term, value in zip(terms, c.inputs, strict=True)
     )
     if broadcasts:
-        return NotSplit("an axis that broadcasts")
+        raise NotSplitError("an axis that broadcasts")
     values, letters = [], []
     for position, value in enumerate(c.inputs):
         keep = "".join(x for x in terms[position] if x in out or x in terms[1 - position])

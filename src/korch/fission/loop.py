@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from korch.fission.context import Context
-from korch.fission.rule import FissionRule, NotSplit, Result
+from korch.fission.rule import FissionRule, NotSplitError, Result
 from korch.frontend.operator import Iteration, Stream
 from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
 from korch.primitive.ops.loop import LoopAttributes
@@ -31,7 +31,7 @@ FREE_OPS = ("broadcast", "reshape")
 def _loop(c: Context) -> Result:
     loop, body = c.operator.iteration, c.iteration
     if loop is None or body is None:
-        return NotSplit("its number of iterations, or a shape in it, depends on data")
+        raise NotSplitError("its number of iterations, or a shape in it, depends on data")
     end = loop.states + len(loop.reads)
     sliced = zip(c.inputs[loop.states : end], loop.reads, strict=True)
     values = (*c.inputs[: loop.states], *(_slices(c, v, s, loop.trips) for v, s in sliced), *c.inputs[end:])

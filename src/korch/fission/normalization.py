@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import FissionRule, NotSplit, Result
+from korch.fission.rule import FissionRule, NotSplitError, Result
 from korch.primitive.ops.reduce import PoolAttributes
 from korch.primitive.types import DType, ValueId
 from korch.primitive.verbs import Shape, lit
@@ -93,7 +93,7 @@ def _group_norm(c: Context) -> Result:
     x, scale, bias = c.inputs
     shape, groups = c.shape(x), c.attributes.integer("num_groups")
     if shape[1] % groups:
-        return NotSplit(f"{shape[1]} channels are not {groups} equal groups")
+        raise NotSplitError(f"{shape[1]} channels are not {groups} equal groups")
     wide = c.reshape(_wide(c, x), (shape[0], groups, shape[1] // groups, *shape[2:]))
     deviation, variance, _ = c.variance(wide, tuple(range(2, len(shape) + 1)))
     inverse = _inverse_deviation(c, variance, c.attributes.number("epsilon", 1e-5))
@@ -109,16 +109,16 @@ def _group_norm(c: Context) -> Result:
 def _batch_norm(c: Context) -> Result:
     """x·f + (b - mean·f) with f = scale / sqrt(variance + epsilon), folded per channel."""
     if c.attributes.integer("training_mode", 0) or c.is_read(1) or c.attributes.integer("spatial", 1) == 0:
-        return NotSplit("batch normalization in training mode")
+        raise NotSplitError("batch normalization in training mode")
     x, scale, bias, mean, variance = c.inputs
     if any(c.dtype(v) is not c.dtype(x) for v in c.inputs):
-        return NotSplit("statistics of another type")
+        raise NotSplitError("statistics of another type")
     root = c.elementwise("sqrt", c.elementwise("add", variance, lit(c.attributes.number("epsilon", 1e-5))))
     factor = c.elementwise("div", scale, root)
     shift = c.elementwise("sub", bias, c.elementwise("mul", mean, factor))
     rank = max(c.rank(x), 2)
     if c.rank(x) < 2:
-        return NotSplit("an input without channels")
+        raise NotSplitError("an input without channels")
     y = c.elementwise("mul", x, _per_channel(c, factor, rank))
     return c.elementwise("add", y, _per_channel(c, shift, rank))
 

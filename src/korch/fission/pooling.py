@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from korch.fission.context import Context
-from korch.fission.rule import Build, FissionRule, NotSplit, Result
+from korch.fission.rule import Build, FissionRule, NotSplitError, Result
 from korch.fission.window import Window, reach, window_of
 from korch.primitive.op import Array
 from korch.primitive.ops.reduce import PoolAttributes
@@ -17,7 +17,7 @@ from korch.primitive.types import ValueId
 from korch.primitive.verbs import Shape
 
 
-def _pool(c: Context, op: str, value: ValueId, window: Window) -> ValueId | NotSplit:
+def _pool(c: Context, op: str, value: ValueId, window: Window) -> ValueId:
     """Emit a pooling primitive whose output has the operator's shape.
 
     With ceil_mode the last window may end beyond the padded axis.
@@ -29,9 +29,9 @@ def _pool(c: Context, op: str, value: ValueId, window: Window) -> ValueId | NotS
     """
     shape = c.output_type().shape
     if min(c.attributes.integers("pads", (0,))) < 0:
-        return NotSplit("negative pads")
+        raise NotSplitError("negative pads")
     if 0 in c.shape(value):
-        return NotSplit("an empty input")
+        raise NotSplitError("an empty input")
     cut = tuple(max(0, -begin) for begin in window.pads_begin)  # auto_pad SAME, with strides longer than windows
     sizes = tuple(n - left for n, left in zip(c.shape(value)[2:], cut, strict=True))
     value = c.slice(value, (0, 0, *cut), (*c.shape(value)[:2], *sizes))
@@ -40,7 +40,7 @@ def _pool(c: Context, op: str, value: ValueId, window: Window) -> ValueId | NotS
     attributes = PoolAttributes(window.kernel, window.strides, window.pads_begin, window.pads_end, window.dilations)
     result = c.add(op, value, attributes=attributes)
     if c.shape(result) != shape:
-        return NotSplit(f"windows give {c.shape(result)}, ONNX infers {shape}")
+        raise NotSplitError(f"windows give {c.shape(result)}, ONNX infers {shape}")
     return result
 
 
@@ -50,15 +50,13 @@ def _window(c: Context) -> Window:
 
 def _max_pool(c: Context) -> Result:
     if c.is_read(1):
-        return NotSplit("the positions of the maxima are read")
+        raise NotSplitError("the positions of the maxima are read")
     return _pool(c, "pool_max", c.input(0), _window(c))
 
 
 def _average_pool(c: Context) -> Result:
     window = _window(c)
     total = _pool(c, "pool_sum", c.input(0), window)
-    if isinstance(total, NotSplit):
-        return total
     if c.attributes.integer("count_include_pad", 0) and not c.attributes.integer("ceil_mode", 0):
         return c.divide_exactly(total, math.prod(window.kernel))
     sizes, counts = c.shape(c.input(0))[2:], c.shape(total)[2:]
@@ -82,13 +80,13 @@ def _window_counts(window: Window, sizes: Shape, counts: Shape, include_pads: bo
     return total
 
 
-def _lp_norm(c: Context, total_of: Callable[[ValueId], ValueId | NotSplit]) -> ValueId | NotSplit:
+def _lp_norm(c: Context, total_of: Callable[[ValueId], ValueId]) -> ValueId:
     """Return (Σ |x|^p)^(1/p) for p = 1 or 2, where `total_of` emits the sums."""
     x, power = c.input(0), c.attributes.integer("p", 2)
     if power not in (1, 2):
-        return NotSplit(f"the norm p = {power}")
+        raise NotSplitError(f"the norm p = {power}")
     total = total_of(c.elementwise("abs", x) if power == 1 else c.elementwise("mul", x, x))
-    return total if isinstance(total, NotSplit) or power == 1 else c.elementwise("sqrt", total)
+    return total if power == 1 else c.elementwise("sqrt", total)
 
 
 def _lp_pool(c: Context) -> Result:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import FissionRule, NotSplit, Result
+from korch.fission.rule import FissionRule, NotSplitError, Result
 from korch.primitive.constant_memo import once_per_array
 from korch.primitive.op import Array
 from korch.primitive.quantized import NARROW_BITS, dequantize, is_zero, pack, quantize, unpack
@@ -55,7 +55,7 @@ def _dequantize(c: Context) -> Result:
     """Y = (x - zero_point) * scale (ONNX DequantizeLinear-10)."""
     x, scale, result = c.input(0), c.input(1), c.output_type().dtype
     if c.dtype(x) not in INTEGERS | {DType.I32} or not {c.dtype(scale), result} <= FLOATS:
-        return NotSplit(
+        raise NotSplitError(
             f"elements of type {c.dtype(x).value} and {c.dtype(scale).value}, dequantized to {result.value}"
         )
     factor = _along(c, scale, x)
@@ -121,9 +121,9 @@ def _quantize(c: Context) -> Result:
     """Y = saturate(round_half_even(x / scale) + zero_point) (ONNX QuantizeLinear-10)."""
     x, scale, dtype = c.input(0), c.input(1), c.output_type().dtype
     if not {c.dtype(x), c.dtype(scale)} <= FLOATS | {DType.I32} or dtype not in INTEGERS:
-        return NotSplit(f"elements of type {c.dtype(x).value}, quantized to {dtype.value}")
+        raise NotSplitError(f"elements of type {c.dtype(x).value}, quantized to {dtype.value}")
     if c.attributes.integer("precision", 0) not in (0, 1):
-        return NotSplit("the quotient has another precision")
+        raise NotSplitError("the quotient has another precision")
     factor = _along(c, scale, x)
     zero = c.optional(2)
     offset = None if zero is None or is_zero(c, zero) else _along(c, zero, x)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 from korch.fission.context import Context
-from korch.fission.rule import FissionRule, NotSplit, Result
+from korch.fission.rule import FissionRule, NotSplitError, Result
 from korch.primitive.graph import GraphBuilder
 from korch.primitive.ops.loop import LoopAttributes
 from korch.primitive.text import format_graph
@@ -84,13 +84,13 @@ def _recurrent(c: Context, make: Make, usual: Sequence[str], states: int) -> Res
     """`states`: the number of states; `usual`: the functions of a direction if none are given."""
     is_more = c.is_given(LENGTHS) or c.is_given(PEEPHOLES) or "clip" in c.attributes
     if is_more or c.attributes.integer("input_forget", 0):
-        return NotSplit("it has lengths, peepholes, clipping or coupled gates")
+        raise NotSplitError("it has lengths, peepholes, clipping or coupled gates")
     directions = c.shape(c.input(1))[0]
     functions = c.attributes.texts("activations", tuple(usual) * directions)
     if not set(functions) <= set(FUNCTIONS):
-        return NotSplit(f"it has other functions than {', '.join(FUNCTIONS)}")
+        raise NotSplitError(f"it has other functions than {', '.join(FUNCTIONS)}")
     if not c.builder.type(c.input(0)).size:
-        return NotSplit("it has no steps")
+        raise NotSplitError("it has no steps")
     count, found = len(usual), list[list[ValueId]]()
     for d in range(directions):
         is_backward = d == 1 or c.attributes.text("direction", "forward") == "reverse"

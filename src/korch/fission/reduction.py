@@ -7,18 +7,18 @@ from collections.abc import Callable
 import numpy as np
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import Build, FissionRule, NotSplit, Result
+from korch.fission.rule import Build, FissionRule, NotSplitError, Result
 from korch.primitive.types import DType, ValueId, ValueType
 from korch.primitive.verbs import Shape
 
 
-def reduced_axes(c: Context) -> Shape | NotSplit | None:
+def reduced_axes(c: Context) -> Shape | None:
     """Return the axes that a Reduce* operator reduces; None if it reduces nothing."""
     rank = c.rank(c.input(0))
     if c.is_given(1):
         axes = c.ints(1)
         if axes is None:
-            return NotSplit("axes are computed at run time")
+            raise NotSplitError("axes are computed at run time")
     else:
         axes = c.attributes.integers("axes", ())
     if not axes:
@@ -37,10 +37,8 @@ def _reduction(
     def build(c: Context) -> Result:
         x = c.input(0)
         axes = reduced_axes(c)
-        if isinstance(axes, NotSplit):
-            return axes
         if c.dtype(x).value == "bool" or (floats_only and not c.is_float(x)):
-            return NotSplit(f"elements of type {c.dtype(x).value}")
+            raise NotSplitError(f"elements of type {c.dtype(x).value}")
         value = before(c, x) if before else x
         value = value if axes is None else reduce(c, value, axes)
         value = after(c, value) if after else value
@@ -85,11 +83,11 @@ def _place_of(name: str) -> Build:
         x = c.input(0)
         shape, rank = c.shape(x), c.rank(x)
         if not rank:
-            return NotSplit("a scalar has no axis")
+            raise NotSplitError("a scalar has no axis")
         axis = axis_of(c.attributes.integer("axis", 0), rank)
         is_last = bool(c.attributes.integer("select_last_index", 0))
         if not shape[axis]:
-            return NotSplit("the axis has no elements")
+            raise NotSplitError("the axis has no elements")
         is_best = c.elementwise("equal", x, c.reduce(name, x, (axis,)))
         if c.is_float(x):
             is_best = c.add("or", is_best, c.elementwise("isnan", x))

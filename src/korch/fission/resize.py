@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import FissionRule, NotSplit, Result
+from korch.fission.rule import FissionRule, NotSplitError, Result
 from korch.primitive.op import Array
 from korch.primitive.ops.layout import MOST_INDICES
 from korch.primitive.types import ValueId
@@ -20,7 +20,7 @@ from korch.primitive.types import ValueId
 MOST_TAPS = 8
 
 
-def _coordinates(mode: str, size: int, out: int, scale: float) -> Array | NotSplit:
+def _coordinates(mode: str, size: int, out: int, scale: float) -> Array:
     """Return the position in the input to which each output element corresponds."""
     x = np.arange(out, dtype=np.float64)
     if mode == "asymmetric":
@@ -37,7 +37,7 @@ def _coordinates(mode: str, size: int, out: int, scale: float) -> Array | NotSpl
         return center * (1 - adjustment) + (x + 0.5) / scale - 0.5
     if mode == "tf_half_pixel_for_nn":
         return (x + 0.5) / scale
-    return NotSplit(f"the coordinates {mode}")
+    raise NotSplitError(f"the coordinates {mode}")
 
 
 _ROUNDINGS: dict[str, Callable[[Array], Array]] = {
@@ -77,7 +77,7 @@ def _taps(mode: str, where: Array, size: int, scale: float, c: Context) -> list[
     return [(index, weight / total) for index, weight in taps if weight.any()]
 
 
-def _resize_axis(c: Context, x: ValueId, axis: int, out: int, scale: float) -> ValueId | NotSplit:
+def _resize_axis(c: Context, x: ValueId, axis: int, out: int, scale: float) -> ValueId:
     """Resize one axis."""
     size = c.shape(x)[axis]
     old = c.operator.op_type == "Upsample"
@@ -85,8 +85,6 @@ def _resize_axis(c: Context, x: ValueId, axis: int, out: int, scale: float) -> V
     if c.version < 11:
         coordinates = "asymmetric"
     where = _coordinates(coordinates, size, out, scale)
-    if isinstance(where, NotSplit):
-        return where
     mode = c.attributes.text("mode", "nearest")
     if mode == "nearest":
         rounding = c.attributes.text("nearest_mode", "round_prefer_floor")
@@ -97,7 +95,7 @@ def _resize_axis(c: Context, x: ValueId, axis: int, out: int, scale: float) -> V
         return c.take(x, axis, [int(i) for i in index])
     taps = _taps(mode, where, size, scale, c)
     if len(taps) > MOST_TAPS:
-        return NotSplit(f"a filter of {len(taps)} taps")
+        raise NotSplitError(f"a filter of {len(taps)} taps")
     shape = [-1 if i == axis else 1 for i in range(c.rank(x))]
     total: ValueId | None = None
     for index, weight in taps:
@@ -109,7 +107,7 @@ def _resize_axis(c: Context, x: ValueId, axis: int, out: int, scale: float) -> V
     return x if total is None else total
 
 
-def _scales(c: Context, axes: Sequence[int]) -> dict[int, float] | NotSplit:
+def _scales(c: Context, axes: Sequence[int]) -> dict[int, float]:
     """Return the scale of each axis that is resized."""
     x = c.input(0)
     if c.operator.op_type == "Upsample" and c.version < 9:
@@ -118,12 +116,12 @@ def _scales(c: Context, axes: Sequence[int]) -> dict[int, float] | NotSplit:
     sizes_given = c.version >= 11 and c.is_given(3)
     array = None if sizes_given else c.array(position)
     if not sizes_given and array is None:
-        return NotSplit("scales are computed at run time")
+        raise NotSplitError("scales are computed at run time")
     if array is not None and array.size:
         return {axis: float(s) for axis, s in zip(axes, array.reshape(-1), strict=True)}
     sizes = c.ints(3)
     if sizes is None:
-        return NotSplit("sizes are computed at run time")
+        raise NotSplitError("sizes are computed at run time")
     ratios = [n / max(c.shape(x)[axis], 1) for axis, n in zip(axes, sizes, strict=True)]
     policy = c.attributes.text("keep_aspect_ratio_policy", "stretch")
     if policy != "stretch":
@@ -135,25 +133,20 @@ def _resize(c: Context) -> Result:
     x = c.input(0)
     axes = [axis_of(a, c.rank(x)) for a in c.attributes.integers("axes", tuple(range(c.rank(x))))]
     scales = _scales(c, axes)
-    if isinstance(scales, NotSplit):
-        return scales
     if c.attributes.text("mode", "nearest") != "nearest" and not c.is_float(x):
-        return NotSplit("integers are interpolated")
+        raise NotSplitError("integers are interpolated")
     if 0 in c.shape(x):
-        return NotSplit("an empty input")
+        raise NotSplitError("an empty input")
     mode, rounding = c.attributes.text("mode", "nearest"), c.attributes.get("nearest_mode")
     if mode not in ("nearest", "linear", "cubic") or rounding not in (None, *_ROUNDINGS):
-        return NotSplit(f"the mode {mode}, rounding {rounding}")
+        raise NotSplitError(f"the mode {mode}, rounding {rounding}")
     if max(c.output_type().shape, default=0) > MOST_INDICES:
-        return NotSplit(f"an axis of more than {MOST_INDICES} elements")
+        raise NotSplitError(f"an axis of more than {MOST_INDICES} elements")
     for axis, scale in scales.items():
         out = c.output_type().shape[axis]
         if scale == 1.0 and out == c.shape(x)[axis]:
             continue
-        resized = _resize_axis(c, x, axis, out, scale)
-        if isinstance(resized, NotSplit):
-            return resized
-        x = resized
+        x = _resize_axis(c, x, axis, out, scale)
     return x
 
 

@@ -9,15 +9,12 @@ from korch.fission.context import Context
 from korch.primitive.types import ValueId
 
 
-@dataclass(frozen=True, slots=True)
-class NotSplit:
-    """The reason why a rule does not apply; the operator is then kept whole."""
-
-    reason: str
+class NotSplitError(Exception):
+    """A rule does not apply, for the reason that the text gives; the operator is then kept whole."""
 
 
-Result = ValueId | Sequence[ValueId] | NotSplit
-"""The outputs of an operator, or the reason why it is kept whole."""
+Result = ValueId | Sequence[ValueId]
+"""The outputs of an operator."""
 
 Build = Callable[[Context], Result]
 
@@ -28,7 +25,7 @@ class FissionRule:
 
     Attributes:
         operator: the operator's name in the ONNX domain.
-        build: emits primitives into a context and returns the operator's outputs, or a refusal.
+        build: emits primitives into a context and returns the operator's outputs; raises `NotSplitError`.
             It may leave out trailing outputs only if nothing reads them.
         first: the first opset for which the rule holds.
         last: the last opset, or None if the rule holds for the newest.

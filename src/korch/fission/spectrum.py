@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import FissionRule, NotSplit, Result
+from korch.fission.rule import FissionRule, NotSplitError, Result
 from korch.primitive.op import Array
 from korch.primitive.types import DType, ValueId
 
@@ -106,10 +106,10 @@ def _transformed(c: Context, x: ValueId, form: _Form, weights: Array | float = 1
     return c.slice_axis(c.reshape(order, (count, rest.kept * radix, form.parts)), 1, 0, form.kept)
 
 
-def _spectra(c: Context, rows: ValueId, form: _Form, weights: Array | float) -> ValueId | NotSplit:
+def _spectra(c: Context, rows: ValueId, form: _Form, weights: Array | float) -> ValueId:
     """Transform rows as `_transformed` does, elements of 16 bits in float32."""
     if math.isinf(_radix(form)[0]):
-        return NotSplit(
+        raise NotSplitError(
             f"a transform of length {form.length} takes a table of more than {MOST_TABLE_ELEMENTS} elements"
         )
     dtype = c.dtype(rows)
@@ -138,7 +138,7 @@ def _dft(c: Context) -> Result:
     x, rank = c.input(0), c.rank(c.input(0))
     axes = (c.attributes.integer("axis", 1),) if c.version < 20 else c.ints(2) if c.is_given(2) else (-2,)
     if axes is None or (c.is_given(1) and c.array(1) is None):
-        return NotSplit("the axis or the length is computed at run time")
+        raise NotSplitError("the axis or the length is computed at run time")
     axis = axis_of(axes[0], rank)
     is_inverse, is_half = (bool(c.attributes.integer(name, 0)) for name in ("inverse", "onesided"))
     (length,) = c.ints(1) or (2 * (c.shape(x)[axis] - 1) if is_inverse and is_half else c.shape(x)[axis],)
@@ -152,8 +152,6 @@ def _dft(c: Context) -> Result:
     kept, parts = (half if is_half and not is_inverse else length), (1 if is_half and is_inverse else 2)
     form = _Form(length, kept, components, parts, 1 if is_inverse else -1)
     result = _spectra(c, rows, form, 1 / length if is_inverse else 1.0)
-    if isinstance(result, NotSplit):
-        return result
     back = tuple(order.index(i) for i in range(rank))
     return c.transpose(c.reshape(result, (*lead, kept, parts)), back)
 
@@ -162,29 +160,27 @@ def _stft(c: Context) -> Result:
     steps, lengths, given = c.ints(1), c.ints(3), c.optional(2)
     x = c.reshape(c.input(0), (*c.shape(c.input(0)), 1)) if c.rank(c.input(0)) == 2 else c.input(0)
     if steps is None or (c.is_given(3) and lengths is None):
-        return NotSplit("the step or the length of frames is computed at run time")
+        raise NotSplitError("the step or the length of frames is computed at run time")
     (length,) = lengths or (c.shape(x)[1] if given is None else c.shape(given)[0],)
     batch, components, (count, kept) = c.shape(x)[0], c.shape(x)[2], c.output_type().shape[1:3]
     frames = _frames(c, x, steps[0], length, count)
-    if isinstance(frames, NotSplit):
-        return frames
     window = c.array(2)
     if given is not None and window is None:
         frames = c.elementwise("mul", frames, c.reshape(given, (length, 1)))
     rows = c.reshape(frames, (batch * count, length, components))
     weights = 1.0 if window is None else window.astype(np.float64)
     result = _spectra(c, rows, _Form(length, kept, components, 2, -1), weights)
-    return result if isinstance(result, NotSplit) else c.reshape(result, (batch, count, kept, 2))
+    return c.reshape(result, (batch, count, kept, 2))
 
 
-def _frames(c: Context, x: ValueId, step: int, length: int, count: int) -> ValueId | NotSplit:
+def _frames(c: Context, x: ValueId, step: int, length: int, count: int) -> ValueId:
     """Return `count` frames of a signal, [batch, count, length, components], which begin every `step` elements.
 
     The signal is cut into rows of `step` elements; a frame is a few rows, the last one in part.
     """
     parts = -(-length // step)
     if parts > MOST_PARTS:
-        return NotSplit(f"a frame overlaps {parts} others, more than {MOST_PARTS}")
+        raise NotSplitError(f"a frame overlaps {parts} others, more than {MOST_PARTS}")
     batch, _, components = c.shape(x)
     total = count + parts - 1
     cut = c.reshape(_fitted(c, x, 1, total * step), (batch, total, step, components))

@@ -14,7 +14,7 @@ import numpy as np
 from korch.errors import InvalidGraphError, ModelError
 from korch.fission.context import Context
 from korch.fission.opaque import keep_whole
-from korch.fission.rule import FissionRule, NotSplit, Result
+from korch.fission.rule import FissionRule, NotSplitError, Result
 from korch.frontend.operator import Operator, OperatorGraph
 from korch.frontend.shapes import check_size
 from korch.primitive import reference
@@ -66,9 +66,12 @@ def split_operators(
         context = Context(operator, builder, values, graph.types, read)
         if operator.iteration is not None:
             context.iteration = split_operators(operator.iteration.graph, rules)[0]
-        reason = _split(context, rules, values)
-        if reason:
-            kept.append(KeptWhole(operator.label, operator.op_type, reason))
+        try:
+            outputs = _split(context, rules)
+        except NotSplitError as error:
+            outputs = keep_whole(context)
+            kept.append(KeptWhole(operator.label, operator.op_type, str(error)))
+        _name(context, outputs, values)
     for name in graph.outputs:
         builder.output(name, values[name])
     report, found = FissionReport(len(graph.operators) - len(kept), tuple(kept)), builder.freeze()
@@ -102,7 +105,9 @@ def evaluate_operator(
         for name, array in feeds.items()
     }
     context = Context(operator, builder, values, types, frozenset(names))
-    if isinstance(_find(operator, rules), NotSplit) or _split(context, rules, values):
+    try:
+        _name(context, _split(context, rules), values)
+    except NotSplitError:
         return None
     for name in names:
         builder.output(name, values[name])
@@ -118,20 +123,22 @@ def evaluate_operator(
         ]
 
 
-def _split(c: Context, rules: Mapping[str, tuple[FissionRule, ...]], values: dict[str, ValueId]) -> str:
-    """Split one operator; return why it was kept whole, or "" if it was split."""
-    found = _nothing(c) or _find(c.operator, rules)
-    result = _build(c, found) if isinstance(found, FissionRule) else found
-    if isinstance(result, NotSplit):
-        outputs, reason = keep_whole(c), result.reason
-    else:
-        given = result if isinstance(result, Sequence) else (result,)
-        outputs, reason = dict(enumerate(given)), ""
+def _split(c: Context, rules: Mapping[str, tuple[FissionRule, ...]]) -> dict[int, ValueId]:
+    """Split one operator; return the value of each output by position.
+
+    Raises:
+        NotSplitError: no rule splits it.
+    """
+    result = _nothing(c) or _build(c, _find(c.operator, rules))
+    return dict(enumerate(result if isinstance(result, Sequence) else (result,)))
+
+
+def _name(c: Context, outputs: Mapping[int, ValueId], values: dict[str, ValueId]) -> None:
+    """Record the values of an operator's outputs by name."""
     for position, value in outputs.items():
         if position < len(c.operator.outputs) and c.operator.outputs[position]:
             _check_type(c, position, value)
             values[c.operator.outputs[position]] = value
-    return reason
 
 
 def _nothing(c: Context) -> tuple[ValueId, ...]:
@@ -160,11 +167,11 @@ def _check_type(c: Context, position: int, value: ValueId) -> None:
         )
 
 
-def _find(operator: Operator, rules: Mapping[str, tuple[FissionRule, ...]]) -> FissionRule | NotSplit:
+def _find(operator: Operator, rules: Mapping[str, tuple[FissionRule, ...]]) -> FissionRule:
     candidates = rules.get(operator.op_type, ()) if not operator.domain else ()
     for candidate in candidates:
         if candidate.holds_for(operator.version):
             return candidate
     if operator.op_type.startswith("TreeEnsemble"):
-        return NotSplit("the next node of a tree depends on data")
-    return NotSplit("no rule for this opset" if candidates else "no rule")
+        raise NotSplitError("the next node of a tree depends on data")
+    raise NotSplitError("no rule for this opset" if candidates else "no rule")

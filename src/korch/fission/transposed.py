@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from korch.fission.context import Context
 from korch.fission.linear import add_bias, kernel_of
-from korch.fission.rule import FissionRule, NotSplit, Result
+from korch.fission.rule import FissionRule, NotSplitError, Result
 from korch.fission.window import FARTHEST
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import window_extent
@@ -112,17 +112,17 @@ def _conv_transpose(c: Context) -> Result:
     strides = c.attributes.integers("strides", (1,) * spatial)
     dilations = c.attributes.integers("dilations", (1,) * spatial)
     if not spatial:
-        return NotSplit("no spatial axis")
+        raise NotSplitError("no spatial axis")
     strides = tuple(s if n > 1 else 1 for n, s in zip(c.shape(x)[2:], strides, strict=True))
     if max(strides) > MOST_STEPS:
-        return NotSplit("a long stride")
+        raise NotSplitError("a long stride")
     extents = zip(c.shape(x)[2:], kernel, strides, dilations, strict=True)
     reached = max((n - 1) * s + window_extent(k, d) for n, k, s, d in extents)
     if reached > FARTHEST:
         raise ValueError(f"its windows reach over {reached} elements of an axis")
     begin, sizes = _begin(c, kernel, strides, dilations), c.output_type().shape[2:]
     if min(begin) < 0:
-        return NotSplit("negative pads")
+        raise NotSplitError("negative pads")
     each = zip(c.shape(x)[2:], kernel, strides, dilations, begin, sizes, strict=True)
     axes = [_split_axis(*one) for one in each]
     y = _joined(c, (), axes, c.attributes.integer("group", 1))
