@@ -14,9 +14,9 @@ import numpy as np
 from korch.equivalence.affine_chains import AxisConstant, axis_constant
 from korch.equivalence.rule import View, Writer
 from korch.primitive.graph import Primitive
-from korch.primitive.ops.elementwise import CastAttributes
 from korch.primitive.pattern import Found, Number, either, find_at, op
-from korch.primitive.types import NARROW, DType, ValueType
+from korch.primitive.quantized import dequantize, quantize
+from korch.primitive.types import NARROW, DType, ValueId, ValueType
 
 NONE = AxisConstant(None, np.asarray(0.0))
 
@@ -146,28 +146,18 @@ def _grid(view: View, found: Found, dtype: DType) -> QuantizationGrid | None:
 def write_dequantized(writer: Writer, q: int, grid: QuantizationGrid, dtype: DType) -> int:
     """Write (q - zero)*scale in a float type."""
     type_ = ValueType(writer.type(q).shape, dtype)
-    value = writer.add("cast", (q,), CastAttributes(dtype.value))
-    if np.any(grid.zero.vector):
-        value = writer.add("sub", (value, writer.along(grid.zero.vector, grid.zero.axis or 0, type_)))
-    return writer.add("mul", (value, writer.along(grid.scale.vector, grid.scale.axis or 0, type_)))
+    return dequantize(writer.verbs, ValueId(q), *_write_grid(writer, grid, type_), dtype)
 
 
 def write_quantized(writer: Writer, x: int, grid: QuantizationGrid) -> int:
     """Write saturate(round(x / scale) + zero) as integers; NaN becomes the least integer."""
-    type_ = writer.type(x)
+    scale, zero = _write_grid(writer, grid, writer.type(x))
+    return quantize(writer.verbs, ValueId(writer.add("div", (x, scale))), zero, grid.dtype)
 
-    def number(value: float) -> int:
-        return writer.along(np.asarray(value), 0, type_)
 
-    value = writer.add("div", (x, writer.along(grid.scale.vector, grid.scale.axis or 0, type_)))
-    value = writer.add("round", (value,))
-    if np.any(grid.zero.vector):
-        value = writer.add("add", (value, writer.along(grid.zero.vector, grid.zero.axis or 0, type_)))
-    low, high = grid.limits
-    least = number(low)
-    if low == 0:
-        value = writer.add("max", (value, least))
-    else:
-        value = writer.add("where", (writer.add("less_equal", (least, value)), value, least))
-    value = writer.add("min", (value, number(high)))
-    return writer.add("cast", (value,), CastAttributes(grid.dtype.value))
+def _write_grid(writer: Writer, grid: QuantizationGrid, type_: ValueType) -> tuple[ValueId, ValueId | None]:
+    """Write the scale and the zero point of a grid in a type; None for a zero point of 0."""
+    scale = ValueId(writer.along(grid.scale.vector, grid.scale.axis or 0, type_))
+    if not np.any(grid.zero.vector):
+        return scale, None
+    return scale, ValueId(writer.along(grid.zero.vector, grid.zero.axis or 0, type_))

@@ -25,22 +25,22 @@ NARROW_BITS = (2, 4)
 """The bit widths of integers that are packed, several in one byte."""
 
 
-def dequantize(v: Verbs, q: ValueId, scale: ValueId, zero: ValueId | None) -> ValueId:
-    """Return (q - zero)*scale in float32.
+def dequantize(v: Verbs, q: ValueId, scale: ValueId, zero: ValueId | None, dtype: DType = DType.F32) -> ValueId:
+    """Return (q - zero)*scale in a float type.
 
     Args:
         v: adds the primitives.
         q: integers of at most 16 bits, which float32 represents exactly, or of 32.
         scale: a value of any float type that broadcasts to q.
         zero: integers that broadcast to q; None for 0.
+        dtype: the type of the result.
     """
-    if v.dtype(q) is DType.I32:
-        q = q if zero is None else v.elementwise("sub", q, v.cast(zero, DType.I32))
-        return v.elementwise("mul", v.cast(q, DType.F32), v.cast(scale, DType.F32))
-    wide = v.cast(q, DType.F32)
+    if v.dtype(q) is DType.I32 and zero is not None:
+        q, zero = v.elementwise("sub", q, v.cast(zero, DType.I32)), None
+    wide = v.cast(q, dtype)
     if zero is not None and not is_zero(v, zero):
-        wide = v.elementwise("sub", wide, v.cast(zero, DType.F32))
-    return v.elementwise("mul", wide, v.cast(scale, DType.F32))
+        wide = v.elementwise("sub", wide, v.cast(zero, dtype))
+    return v.elementwise("mul", wide, v.cast(scale, dtype))
 
 
 def quantize(v: Verbs, quotient: ValueId, zero: ValueId | None, dtype: DType) -> ValueId:
@@ -52,9 +52,10 @@ def quantize(v: Verbs, quotient: ValueId, zero: ValueId | None, dtype: DType) ->
         zero: integers that broadcast to the quotient; None for 0.
         dtype: the type of the result.
     """
-    y = v.cast(v.elementwise("round", quotient), DType.F32)
+    real = DType.F64 if v.dtype(quotient) is DType.F64 else DType.F32
+    y = v.cast(v.elementwise("round", quotient), real)
     if zero is not None and not is_zero(v, zero):
-        y = v.elementwise("add", y, v.cast(zero, DType.F32))
+        y = v.elementwise("add", y, v.cast(zero, real))
     limits = np.iinfo(dtype.numpy)
     low = v.full(limits.min, v.builder.type(y))
     # A cast turns NaN into 0, which is the least integer of unsigned types only.
