@@ -20,6 +20,7 @@ import numpy as np
 
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Array, Category
+from korch.primitive.ops import OPS
 from korch.primitive.ops.winograd import TRANSFORMS, tile_counts
 
 PRIME = 2**31 - 1
@@ -76,7 +77,7 @@ def apply(primitive: Primitive, inputs: Sequence[Array]) -> Array:
     if own is not None:
         return np.asarray(own(inputs, attributes) % PRIME)
     category = primitive.row.category
-    if category in (Category.LAYOUT, Category.BROADCAST):
+    if category in (Category.LAYOUT, Category.BROADCAST) or primitive.op in _ON_INTEGERS:
         return np.asarray(primitive.row.reference(inputs, attributes)).astype(np.int64) % PRIME
     if category is Category.ELEMENTWISE and len(inputs) == 1 and primitive.op != "cast":
         return _unknown(primitive.op, inputs[0])
@@ -107,11 +108,10 @@ def _unknown(name: str, x: Array) -> Array:
     return ((state ^ (state >> np.uint64(31))) % np.uint64(PRIME)).astype(np.int64)
 
 
-def _matmul(a: Array, b: Array) -> Array:
-    # Products of 31 by 16 bits have 47 bits, so 2^15 of them can be added up in 63 bits.
-    high, low = b >> 16, b & 0xFFFF
-    total = np.matmul(a, high) % PRIME * (1 << 16) + np.matmul(a, low)
-    return np.asarray(total % PRIME)
+def _product(multiply: Callable[[Array, Array], Array], a: Array, b: Array) -> Array:
+    """Return a result that is linear in both operands: products of 31 by 16 bits, of which 2^15 fit in a sum."""
+    high, low = (multiply(part, b) % PRIME for part in (a >> 16, a & 0xFFFF))
+    return np.asarray(high * (1 << 16) + low)
 
 
 def _inverse(x: Array) -> Array:
@@ -123,37 +123,6 @@ def _inverse(x: Array) -> Array:
             result = result * power % PRIME
         power, exponent = power * power % PRIME, exponent >> 1
     return result
-
-
-def _taps(kernel: Sequence[int]) -> list[tuple[int, ...]]:
-    return list(itertools.product(*map(range, kernel)))
-
-
-def _last(places: Sequence[Any]) -> Any:
-    """Return an index of the last axes."""
-    return (..., *places)
-
-
-def _conv(inputs: Sequence[Array], a: Any) -> Array:
-    x, w = inputs
-    pads = list(zip(a.pads_begin, a.pads_end, strict=True))
-    padded = np.pad(x, [(0, 0), (0, 0), *pads])
-    groups, kernel = a.groups, w.shape[2:]
-    counts = [
-        (n - (k - 1) * d - 1) // s + 1
-        for n, k, d, s in zip(padded.shape[2:], kernel, a.dilations, a.strides, strict=True)
-    ]
-    batch, per_in, per_out = x.shape[0], w.shape[1], w.shape[0] // groups
-    total = np.zeros((batch, groups, per_out, int(np.prod(counts))), np.int64)
-    for tap in _taps(kernel):
-        places = tuple(
-            slice(t * d, t * d + (n - 1) * s + 1, s)
-            for t, d, n, s in zip(tap, a.dilations, counts, a.strides, strict=True)
-        )
-        read = padded[_last(places)].reshape(batch, groups, per_in, -1)
-        weights = w[_last(tap)].reshape(1, groups, per_out, per_in)
-        total = (total + _matmul(weights, read)) % PRIME
-    return total.reshape(batch, groups * per_out, *counts)
 
 
 def _winograd(inputs: Sequence[Array], a: Any) -> Array:
@@ -168,40 +137,18 @@ def _winograd(inputs: Sequence[Array], a: Any) -> Array:
         tile = padded[:, :, i * m : i * m + m + 2, j * m : j * m + m + 2]
         # The entries of the transforms are small, so sums of six products stay below 2^40.
         v = (data @ tile % PRIME @ data.T) % PRIME
-        parts = _matmul(u.transpose(0, 1, 3, 2), v.transpose(2, 3, 1, 0))
+        parts = _product(np.matmul, u.transpose(0, 1, 3, 2), v.transpose(2, 3, 1, 0)) % PRIME
         y = (output @ parts.transpose(3, 2, 0, 1) % PRIME @ output.T) % PRIME
         image[:, :, i * m : (i + 1) * m, j * m : (j + 1) * m] = y
     return image[:, :, :height, :width]
 
 
-def _pool_sum(inputs: Sequence[Array], a: Any) -> Array:
-    (x,) = inputs
-    rank = len(a.kernel)
-    lead = [(0, 0)] * (x.ndim - rank)
-    padded = np.pad(x, [*lead, *zip(a.pads_begin, a.pads_end, strict=True)])
-    sizes = [
-        (n - d * (k - 1) - 1) // s + 1
-        for n, k, d, s in zip(padded.shape[-rank:], a.kernel, a.dilations, a.strides, strict=True)
-    ]
-    total: Array = np.zeros((), np.int64)
-    for tap in _taps(a.kernel):
-        places = tuple(
-            slice(t * d, t * d + (size - 1) * s + 1, s)
-            for t, d, s, size in zip(tap, a.dilations, a.strides, sizes, strict=True)
-        )
-        total = total + padded[_last(places)]
-    return total
-
+_ON_INTEGERS = ("add", "sub", "mul", "neg", "pool_sum", "reduce_sum")
+"""Operations that do not overflow on the elements as integers of 64 bits."""
 
 _OPS: Mapping[str, Callable[[Sequence[Array], Any], Array]] = {
-    "add": lambda v, a: v[0] + v[1],
-    "sub": lambda v, a: v[0] - v[1],
-    "mul": lambda v, a: v[0] * v[1],
     "div": lambda v, a: v[0] * _inverse(v[1]),
-    "neg": lambda v, a: -v[0],
-    "pool_sum": _pool_sum,
-    "reduce_sum": lambda v, a: v[0].sum(axis=a.axes, keepdims=True),
-    "matmul": lambda v, a: _matmul(v[0], v[1]),
-    "conv": _conv,
+    "matmul": lambda v, a: _product(np.matmul, *v),
+    "conv": lambda v, a: _product(lambda x, w: OPS["conv"].reference([x, w], a), *v),
     "winograd": _winograd,
 }
