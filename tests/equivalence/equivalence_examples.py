@@ -367,7 +367,7 @@ APPLIES: dict[str, tuple[str, ...]] = {
 }
 
 FIRING: tuple[tuple[str, str], ...] = (
-    *((rule, text) for rule, texts in APPLIES.items() for text in texts),
+    *((rule, text) for rule, texts in (APPLIES | quantized_examples.APPLIES).items() for text in texts),
     *(
         ("identity-layout-is-nothing", unary("f64[2,1]", f"f64[2,1] = {line}", "f64[2,1] = exp(%1)"))
         for line in (
@@ -380,7 +380,6 @@ FIRING: tuple[tuple[str, str], ...] = (
             "broadcast(%0) {shape=(2,1)}",
         )
     ),
-    *quantized_examples.FIRING,
 )
 
 
@@ -656,7 +655,7 @@ REFUSES: dict[str, tuple[tuple[str, str], ...]] = {
 }
 
 REFUSING: tuple[tuple[str, str, str], ...] = (
-    *((rule, reason, text) for rule, cases in REFUSES.items() for reason, text in cases),
+    *((rule, reason, text) for rule, cases in (REFUSES | quantized_examples.REFUSES).items() for reason, text in cases),
     *(
         (name, "the divisor or its reciprocal is not a normal number", divide(c, dtype))
         for name in ("div-by-power-of-two-is-mul", "div-by-constant-is-mul")
@@ -669,5 +668,4 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
             ("uniform=5e-324", "f64"),
         )
     ),
-    *quantized_examples.REFUSING,
 )

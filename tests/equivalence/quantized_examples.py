@@ -215,151 +215,126 @@ def large() -> str:
     return write(build)
 
 
-FIRING = [
-    ("product-of-dequantized-is-integer", product(grid(), I8)),
-    ("product-of-dequantized-is-integer", product(grid(0.5, 3), grid([0.25, 0.5, 2], [1, 0, -2], DType.I8, axis=1))),
-    ("product-of-dequantized-is-integer", product(grid(0.5, 3), grid(0.25, 200), U)),
-    (
-        "product-of-dequantized-is-integer",
+APPLIES: dict[str, tuple[str, ...]] = {
+    "product-of-dequantized-is-integer": (
+        product(grid(), I8),
+        product(grid(0.5, 3), grid([0.25, 0.5, 2], [1, 0, -2], DType.I8, axis=1)),
+        product(grid(0.5, 3), grid(0.25, 200), U),
         product(grid([0.5, 1, 2, 4], [0, 1, 2, 3]), grid([0.25, 1, 2], 0, DType.I8, axis=1)),
+        both(grid(0.5, 7), grid(0.25, -3, DType.I8)),
+        convolution(grid(0.5, 9), grid([0.25, 2], 0, DType.I8)),
+        convolution(grid(0.5, 9), grid([0.25, 2], [100, 3])),
+        convolution(grid(0.5, 9), grid(0.25, [-90, 120]), GROUPS, 2),
     ),
-    ("product-of-dequantized-is-integer", both(grid(0.5, 7), grid(0.25, -3, DType.I8))),
-    ("product-of-dequantized-is-integer", convolution(grid(0.5, 9), grid([0.25, 2], 0, DType.I8))),
-    ("product-of-dequantized-is-integer", convolution(grid(0.5, 9), grid([0.25, 2], [100, 3]))),
-    ("product-of-dequantized-is-integer", convolution(grid(0.5, 9), grid(0.25, [-90, 120]), GROUPS, 2)),
-    ("bias-joins-integer-sums", biased([1.5, -2, 0], 1)),
-    ("bias-joins-integer-sums", biased([1.5, -2, 0], 0)),
-    ("bias-joins-integer-sums", biased([1.5, -2, 0.25], 1, [0.5, 1, 0.25], offset=-3)),
-    ("scales-of-sums-compose", rescaled("div", [0.5, 1, 0.25], 4)),
-    ("scales-of-sums-compose", rescaled("div", 0.5, [4, 2, -1])),
-    ("scales-of-sums-compose", rescaled("mul", [0.5, 1, 0.25], [4, 2, 1])),
-    ("stored-weights-are-computed-once", product(grid(), I8)),
-    ("stored-scale-moves-behind-matmul", stored(grid([0.25, 0.5, 2], 0, DType.I8, axis=1))),
-    ("stored-scale-moves-behind-matmul", stored(grid(0.25), 1)),
-    ("stored-weights-lie-by-columns", in_blocks()),
-    ("stored-weights-lie-by-columns", in_blocks(32, factor=1, packs=True)),
-    ("stored-weights-lie-by-columns", in_blocks(rows=4, turns=True)),
-    ("stored-weights-lie-by-columns", in_blocks(8, packs=True, zeros=True)),
-    ("stored-weights-lie-by-columns", in_blocks(24, packs=True)),
-    ("stored-weights-lie-by-columns", in_blocks(lead=(1,))),
-    ("stored-weights-are-computed-once", convolution(grid(0.5, 9), grid([0.25, 2], 0, DType.I8))),
-    ("move-comes-before-dequantization", moved("transpose", grid([0.5, 2, 1], 3, axis=1), TransposeAttributes((1, 0)))),
-    ("move-comes-before-dequantization", moved("reshape", grid([0.5, 2, 1], 3, axis=1), ReshapeAttributes((1, 2, 3)))),
-    ("move-comes-before-dequantization", moved("reshape", grid(0.5, 3), ReshapeAttributes((3, 2)))),
-    (
-        "move-comes-before-dequantization",
+    "bias-joins-integer-sums": (
+        biased([1.5, -2, 0], 1),
+        biased([1.5, -2, 0], 0),
+        biased([1.5, -2, 0.25], 1, [0.5, 1, 0.25], offset=-3),
+    ),
+    "scales-of-sums-compose": (
+        rescaled("div", [0.5, 1, 0.25], 4),
+        rescaled("div", 0.5, [4, 2, -1]),
+        rescaled("mul", [0.5, 1, 0.25], [4, 2, 1]),
+    ),
+    "stored-weights-are-computed-once": (product(grid(), I8), convolution(grid(0.5, 9), grid([0.25, 2], 0, DType.I8))),
+    "stored-scale-moves-behind-matmul": (stored(grid([0.25, 0.5, 2], 0, DType.I8, axis=1)), stored(grid(0.25), 1)),
+    "stored-weights-lie-by-columns": (
+        in_blocks(),
+        in_blocks(32, factor=1, packs=True),
+        in_blocks(rows=4, turns=True),
+        in_blocks(8, packs=True, zeros=True),
+        in_blocks(24, packs=True),
+        in_blocks(lead=(1,)),
+    ),
+    "move-comes-before-dequantization": (
+        moved("transpose", grid([0.5, 2, 1], 3, axis=1), TransposeAttributes((1, 0))),
+        moved("reshape", grid([0.5, 2, 1], 3, axis=1), ReshapeAttributes((1, 2, 3))),
+        moved("reshape", grid(0.5, 3), ReshapeAttributes((3, 2))),
         moved("broadcast", grid([0.5, 2], [1, 3]), BroadcastAttributes((4, 2, 3)), (2, 1)),
+        moved("pad", grid(0.5, 3), PadAttributes((1, 0), (0, 2))),
+        moved("pad", grid(0.5, 3), PadAttributes((1, 0), (0, 2), "edge")),
+        joined(grid(0.5, 3), grid(0.5, 3)),
     ),
-    ("move-comes-before-dequantization", moved("pad", grid(0.5, 3), PadAttributes((1, 0), (0, 2)))),
-    ("move-comes-before-dequantization", moved("pad", grid(0.5, 3), PadAttributes((1, 0), (0, 2), "edge"))),
-    ("move-comes-before-dequantization", joined(grid(0.5, 3), grid(0.5, 3))),
-    ("largest-comes-before-dequantization", moved("pool_max", grid(0.5, -3, DType.I8), WINDOW, (1, 2, 4, 4))),
-    ("largest-comes-before-dequantization", moved("reduce_min", grid(0.5, 3), ReduceAttributes((1,)))),
-    ("bound-comes-before-dequantization", bound("max", 0, grid(0.5, 7))),
-    ("bound-comes-before-dequantization", bound("max", -9, grid(0.5, 7))),
-    ("bound-comes-before-dequantization", bound("min", 6, grid(0.5, 7))),
-    ("bound-comes-before-dequantization", larger(grid([0.5, 2]), grid([0.5, 2]))),
-    ("quantization-of-dequantized-is-nothing", again(grid(0.375, 7), grid(0.375, 7))),
-    ("quantization-of-dequantized-is-nothing", again(grid(0.375, 7, DType.I16), grid(0.375, 7, DType.I16))),
-    ("signed-bytes-are-unsigned-ones-less-128", signed(grid(0.375, -128, DType.I8), grid(0.375, -128, DType.I8))),
-    (
-        "signed-bytes-are-unsigned-ones-less-128",
+    "largest-comes-before-dequantization": (
+        moved("pool_max", grid(0.5, -3, DType.I8), WINDOW, (1, 2, 4, 4)),
+        moved("reduce_min", grid(0.5, 3), ReduceAttributes((1,))),
+    ),
+    "bound-comes-before-dequantization": (
+        bound("max", 0, grid(0.5, 7)),
+        bound("max", -9, grid(0.5, 7)),
+        bound("min", 6, grid(0.5, 7)),
+        larger(grid([0.5, 2]), grid([0.5, 2])),
+    ),
+    "quantization-of-dequantized-is-nothing": (
+        again(grid(0.375, 7), grid(0.375, 7)),
+        again(grid(0.375, 7, DType.I16), grid(0.375, 7, DType.I16)),
+    ),
+    "signed-bytes-are-unsigned-ones-less-128": (
+        signed(grid(0.375, -128, DType.I8), grid(0.375, -128, DType.I8)),
         signed(grid([0.5, 2], [7, 0], DType.I8), grid([0.5, 2, 1], 127, DType.I8, axis=1)),
     ),
-    ("quantization-moves-into-concat", parts(grid(0.25, 4))),
-    ("bound-before-quantization-is-its-own", clamped("max", 0, grid(0.5))),
-    ("bound-before-quantization-is-its-own", clamped("min", 140, grid(0.5, 4))),
-]
-REFUSING = [
-    ("product-of-dequantized-is-integer", "the integers have more than 8 bits", product(grid(dtype=DType.I16), I8)),
-    (
-        "product-of-dequantized-is-integer",
-        "a sum could exceed 32 bits",
-        product(grid(), I8, np.arange(32_001)[:, None] % 2, (1, 32_001)),
+    "quantization-moves-into-concat": (parts(grid(0.25, 4)),),
+    "bound-before-quantization-is-its-own": (clamped("max", 0, grid(0.5)), clamped("min", 140, grid(0.5, 4))),
+}
+
+REFUSES: dict[str, tuple[tuple[str, str], ...]] = {
+    "product-of-dequantized-is-integer": (
+        ("the integers have more than 8 bits", product(grid(dtype=DType.I16), I8)),
+        ("a sum could exceed 32 bits", product(grid(), I8, np.arange(32_001)[:, None] % 2, (1, 32_001))),
+        ("the data's scale varies along the sum", product(grid([0.5, 2], axis=1), I8)),
+        ("the weights' scale varies along the sum", product(grid(), grid(0.25, [1, 2], DType.I8))),
+        ("a product of scales is no normal number", product(grid(1e-30), grid(1e-30, 0, DType.I8))),
     ),
-    ("product-of-dequantized-is-integer", "the data's scale varies along the sum", product(grid([0.5, 2], axis=1), I8)),
-    (
-        "product-of-dequantized-is-integer",
-        "the weights' scale varies along the sum",
-        product(grid(), grid(0.25, [1, 2], DType.I8)),
+    "bias-joins-integer-sums": (
+        ("the bias and the scale vary along different axes", biased([1.5, -2, 0], 0, [0.5, 1, 0.25])),
+        ("the bias is no multiple of the scale", biased([1.5, -2, 0.7], 1)),
+        ("the bias is large", biased([1.5, 2.0**23, 0], 1)),
     ),
-    (
-        "product-of-dequantized-is-integer",
-        "a product of scales is no normal number",
-        product(grid(1e-30), grid(1e-30, 0, DType.I8)),
+    "scales-of-sums-compose": (
+        ("the scales vary along different axes", rescaled("div", [0.5, 1, 0.25], [4.0, 2, 1], axis=0)),
+        ("a product of scales is no normal number", rescaled("div", 1e-30, 1e30)),
     ),
-    (
-        "bias-joins-integer-sums",
-        "the bias and the scale vary along different axes",
-        biased([1.5, -2, 0], 0, [0.5, 1, 0.25]),
+    "stored-weights-are-computed-once": (("the constant is too large to compute", large()),),
+    "stored-scale-moves-behind-matmul": (
+        ("the second operand is not stored in bytes", stored(grid(0.5, 0, DType.I16))),
+        ("sums that are not scaled yet may overflow", stored(grid(0.5, 0, DType.I8), dtype=DType.F16)),
+        ("the scale varies along the sum", stored(grid([0.5, 2], 0, DType.I8))),
+        ("the zero point is not 0", stored(grid(0.5, 3, DType.I8))),
+        ("there are several matrices", stored(grid(0.5, 0, DType.I8), 2)),
     ),
-    ("bias-joins-integer-sums", "the bias is no multiple of the scale", biased([1.5, -2, 0.7], 1)),
-    ("bias-joins-integer-sums", "the bias is large", biased([1.5, 2.0**23, 0], 1)),
-    (
-        "scales-of-sums-compose",
-        "the scales vary along different axes",
-        rescaled("div", [0.5, 1, 0.25], [4.0, 2, 1], axis=0),
+    "stored-weights-lie-by-columns": (
+        ("sums that are not scaled yet may overflow", in_blocks(dtype=DType.F16)),
+        ("there are several matrices", in_blocks(lead=(2,))),
+        ("the second operand is not stored", unknown()),
+        ("the scale of its bytes moves behind the product", stored(grid([0.25, 0.5, 2], 0, DType.I8, axis=1))),
+        ("the integers have more than 8 bits", in_blocks(factor=300)),
+        ("the scales have no blocks of whole bytes", in_blocks(block=4)),
     ),
-    ("scales-of-sums-compose", "a product of scales is no normal number", rescaled("div", 1e-30, 1e30)),
-    ("stored-weights-are-computed-once", "the constant is too large to compute", large()),
-    ("stored-scale-moves-behind-matmul", "the second operand is not stored in bytes", stored(grid(0.5, 0, DType.I16))),
-    (
-        "stored-scale-moves-behind-matmul",
-        "sums that are not scaled yet may overflow",
-        stored(grid(0.5, 0, DType.I8), dtype=DType.F16),
+    "move-comes-before-dequantization": (
+        ("the parts have different scales", joined(grid(0.5), grid(0.25))),
+        ("the axis of the scale does not stay", moved("reshape", grid([0.5, 2]), ReshapeAttributes((3, 2)))),
+        ("no integer stands for the pad", moved("pad", grid(0.5, 3), PadAttributes((1, 0), (0, 2), "constant", 0.7))),
     ),
-    ("stored-scale-moves-behind-matmul", "the scale varies along the sum", stored(grid([0.5, 2], 0, DType.I8))),
-    ("stored-scale-moves-behind-matmul", "the zero point is not 0", stored(grid(0.5, 3, DType.I8))),
-    ("stored-scale-moves-behind-matmul", "there are several matrices", stored(grid(0.5, 0, DType.I8), 2)),
-    ("stored-weights-lie-by-columns", "sums that are not scaled yet may overflow", in_blocks(dtype=DType.F16)),
-    ("stored-weights-lie-by-columns", "there are several matrices", in_blocks(lead=(2,))),
-    ("stored-weights-lie-by-columns", "the second operand is not stored", unknown()),
-    (
-        "stored-weights-lie-by-columns",
-        "the scale of its bytes moves behind the product",
-        stored(grid([0.25, 0.5, 2], 0, DType.I8, axis=1)),
+    "largest-comes-before-dequantization": (
+        ("compared elements have different scales", moved("reduce_max", grid([0.5, 2]), ReduceAttributes((0,)))),
     ),
-    ("stored-weights-lie-by-columns", "the integers have more than 8 bits", in_blocks(factor=300)),
-    ("stored-weights-lie-by-columns", "the scales have no blocks of whole bytes", in_blocks(block=4)),
-    ("move-comes-before-dequantization", "the parts have different scales", joined(grid(0.5), grid(0.25))),
-    (
-        "move-comes-before-dequantization",
-        "the axis of the scale does not stay",
-        moved("reshape", grid([0.5, 2]), ReshapeAttributes((3, 2))),
+    "bound-comes-before-dequantization": (
+        ("the operands have different scales", larger(grid(0.5), grid(0.5, 1))),
+        ("the scale of the operand varies", bound("max", 0, grid([0.5, 2]))),
+        ("no integer stands for the bound", bound("min", 6.3, grid(0.5, 7))),
     ),
-    (
-        "move-comes-before-dequantization",
-        "no integer stands for the pad",
-        moved("pad", grid(0.5, 3), PadAttributes((1, 0), (0, 2), "constant", 0.7)),
+    "quantization-of-dequantized-is-nothing": (
+        ("it is quantized with another scale or zero point", again(grid(0.3, 7), grid(0.3, 8))),
     ),
-    (
-        "largest-comes-before-dequantization",
-        "compared elements have different scales",
-        moved("reduce_max", grid([0.5, 2]), ReduceAttributes((0,))),
+    "signed-bytes-are-unsigned-ones-less-128": (
+        ("a zero point is no signed byte", signed(grid(0.5, 128, DType.I8), grid(0.5, 0, DType.I8))),
     ),
-    ("bound-comes-before-dequantization", "the operands have different scales", larger(grid(0.5), grid(0.5, 1))),
-    ("bound-comes-before-dequantization", "the scale of the operand varies", bound("max", 0, grid([0.5, 2]))),
-    ("bound-comes-before-dequantization", "no integer stands for the bound", bound("min", 6.3, grid(0.5, 7))),
-    (
-        "quantization-of-dequantized-is-nothing",
-        "it is quantized with another scale or zero point",
-        again(grid(0.3, 7), grid(0.3, 8)),
+    "quantization-moves-into-concat": (
+        ("the parts would be rounded differently", parts(grid([0.25, 1]))),
+        ("no part is dequantized", parts(grid(0.25), is_dequantized=False)),
     ),
-    (
-        "signed-bytes-are-unsigned-ones-less-128",
-        "a zero point is no signed byte",
-        signed(grid(0.5, 128, DType.I8), grid(0.5, 0, DType.I8)),
+    "bound-before-quantization-is-its-own": (
+        ("the bound or the scale is not one number", clamped("max", 0, grid([0.5, 1]))),
+        ("the bound is within the range of the integers", clamped("max", 0, grid(0.5, 4))),
     ),
-    ("quantization-moves-into-concat", "the parts would be rounded differently", parts(grid([0.25, 1]))),
-    ("quantization-moves-into-concat", "no part is dequantized", parts(grid(0.25), is_dequantized=False)),
-    (
-        "bound-before-quantization-is-its-own",
-        "the bound or the scale is not one number",
-        clamped("max", 0, grid([0.5, 1])),
-    ),
-    (
-        "bound-before-quantization-is-its-own",
-        "the bound is within the range of the integers",
-        clamped("max", 0, grid(0.5, 4)),
-    ),
-]
+}
