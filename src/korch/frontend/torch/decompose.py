@@ -300,12 +300,6 @@ def _arc_tangent(y: Any, x: Any) -> Any:
     return torch.where(signbit(y), -angle, angle)
 
 
-def _cross(x: Any, y: Any, dim: int | None = None) -> Any:
-    """The axis is the first of size 3 by default; the exporter takes the last axis."""
-    x, y = torch.broadcast_tensors(x, y)
-    return torch.linalg.cross(x, y, dim=list(x.shape).index(3) if dim is None else dim)
-
-
 def _hamming(n: int, periodic: bool = True, alpha: float = 0.54, beta: float = 0.46, **options: Any) -> Any:
     """ONNX's window has other coefficients."""
     options = {"dtype": torch.get_default_dtype()} | {k: v for k, v in options.items() if v is not None}
@@ -440,10 +434,16 @@ _WRONG: dict[Any, Callable[..., Any]] = {
     ),
     **dict.fromkeys([aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar], _whole_power),
     aten.einsum.default: _einsum,
-    # The exporter pads inputs as complex numbers, its norm keeps no axes, and its gradient has one result.
+    # The exporter pads inputs as complex numbers, its norm keeps no axes, its gradient has one result, its cross
+    # product is along the last axis, and it has no translation of those that stack tensors.
     **{
         operator: _composed(operator)
         for operator in (
+            aten.hstack.default,
+            aten.vstack.default,
+            aten.dstack.default,
+            aten.column_stack.default,
+            aten.cross.default,
             aten.linalg_norm.default,
             *(getattr(aten.gradient, overload) for overload in aten.gradient.overloads()),
             *(
@@ -489,7 +489,6 @@ _WRONG: dict[Any, Callable[..., Any]] = {
     aten.signbit.default: signbit,
     aten.atan2.default: _arc_tangent,
     aten.arctan2.default: _arc_tangent,
-    aten.cross.default: _cross,
     aten.cross_entropy_loss.default: _cross_entropy,
     aten.hamming_window.default: _hamming,
     aten.hamming_window.periodic: _hamming,

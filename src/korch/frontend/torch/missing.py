@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._decomp import decomposition_table
 
 aten = torch.ops.aten
 
@@ -249,11 +250,6 @@ def _order(x: Any, *, stable: bool, dim: int = -1, descending: bool = False) -> 
     return aten.sort.default(x, dim, descending)[1]
 
 
-def _extremes(x: Any, *, dim: int | None = None, keepdim: bool = False) -> Any:
-    axes = [] if dim is None else [dim]
-    return x.amin(axes, keepdim), x.amax(axes, keepdim)
-
-
 def _distances(x: Any, y: Any, p: float = 2.0, compute_mode: int | None = None) -> Any:
     return torch.linalg.vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, -1)
 
@@ -402,23 +398,6 @@ def _projected_layer(x: Any, hidden: Any, cell: Any, weights: Sequence[Any]) -> 
     return torch.stack(rows), hidden, cell
 
 
-def _beside(tensors: Sequence[Any]) -> Any:
-    parts = torch.atleast_1d(*tensors)
-    return torch.cat(parts, 0 if parts[0].dim() == 1 else 1)
-
-
-def _above(tensors: Sequence[Any]) -> Any:
-    return torch.cat(torch.atleast_2d(*tensors), 0)
-
-
-def _behind(tensors: Sequence[Any]) -> Any:
-    return torch.cat(torch.atleast_3d(*tensors), 2)
-
-
-def _columns(tensors: Sequence[Any]) -> Any:
-    return torch.cat([t.reshape(-1, 1) if t.dim() < 2 else t for t in tensors], 1)
-
-
 def _powers(x: Any, N: int | None = None, increasing: bool = False) -> Any:  # noqa: N803 - PyTorch's name
     x = torch.atleast_1d(x if x.is_floating_point() or x.is_complex() else x.to(torch.int64))
     count = x.shape[-1] if N is None else N
@@ -469,7 +448,7 @@ MISSING: dict[Any, Callable[..., Any]] = {
     aten.nanmedian.default: _nan_median_of_all,
     aten.sort.stable: _sort,
     aten.argsort.stable: _order,
-    aten.aminmax.default: _extremes,
+    aten.aminmax.default: decomposition_table[aten.aminmax.default],
     aten.cdist.default: _distances,
     aten.pdist.default: _pairs,
     aten.conv_tbc.default: _convolution_of_times,
@@ -485,10 +464,6 @@ MISSING: dict[Any, Callable[..., Any]] = {
     aten.embedding_bag.default: _bags,
     aten.embedding_bag.padding_idx: _bags,
     aten.lstm.input: _projected_lstm,
-    aten.hstack.default: _beside,
-    aten.vstack.default: _above,
-    aten.dstack.default: _behind,
-    aten.column_stack.default: _columns,
     aten.vander.default: _powers,
 }
 """Operators that the exporter has no translation of."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._decomp import decomposition_table
 
 aten = torch.ops.aten
 
@@ -64,11 +65,6 @@ def _digamma(x: Any) -> Any:
     return torch.where(x == 0, -1 / x, torch.where(is_pole, torch.nan, torch.where(x < 0, turned, found))).to(dtype)
 
 
-def _log_gamma_of_rows(x: Any, p: int) -> Any:
-    terms = [_log_gamma(x - i / 2) for i in range(p)]
-    return sum(terms[1:], terms[0]) + p * (p - 1) / 4 * math.log(math.pi)
-
-
 def _inverse_error(x: Any) -> Any:
     if x.dtype is torch.float64:
         return NotImplemented  # the approximation has the precision of float32
@@ -111,7 +107,9 @@ def _polynomial(coefficients: Sequence[float], x: Any) -> Any:
 SPECIAL: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys([aten.lgamma.default, aten.special_gammaln.default], _log_gamma),
     **dict.fromkeys([aten.digamma.default, aten.special_digamma.default, aten.special_psi.default], _digamma),
-    **dict.fromkeys([aten.mvlgamma.default, aten.special_multigammaln.default], _log_gamma_of_rows),
+    **dict.fromkeys(
+        [aten.mvlgamma.default, aten.special_multigammaln.default], decomposition_table[aten.mvlgamma.default]
+    ),
     aten.special_erfcx.default: _scaled_complement,
     aten.special_log_ndtr.default: _log_of_normal,
     **dict.fromkeys([aten.erfinv.default, aten.special_erfinv.default], _inverse_error),
