@@ -23,6 +23,7 @@ from korch.equivalence.saturate import SaturationLimits, first_known, saturate
 from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
 from korch.primitive.lowering import MULTIPLIED, lower_products
 from korch.primitive.types import NARROW, DType
+from korch.primitive.verbs import rebuilt
 from korch.primitive.walks import depth_first
 from korch.segments.choose import choose
 from korch.system.deadline import Deadline
@@ -83,23 +84,11 @@ def _replaced(graph: PrimitiveGraph, rules: Sequence[AnyRule], strict: bool, dea
 
 def _numbered_in_order(graph: PrimitiveGraph) -> PrimitiveGraph:
     """Return a graph without alternatives whose values are numbered in an order in which they can be computed."""
-    builder = GraphBuilder()
-    values = {value: builder.input(name, graph.types[value]) for name, value in graph.inputs}
-    makers = {primitive.output: p for p, primitive in enumerate(graph.primitives)}
 
-    def operands(value: int) -> Sequence[int]:
-        return graph.primitives[makers[value]].inputs if value in makers else ()
+    def operands(value: int) -> list[int]:
+        return [v for primitive in graph.producing(value) for v in primitive.inputs]
 
-    for value in depth_first(range(len(graph.types)), operands):
-        if value in graph.constants:
-            values[value] = builder.constant(graph.constants[value].array)
-        elif value in makers:
-            primitive, origin = graph.primitives[makers[value]], graph.origins[makers[value]]
-            inputs = [values[v] for v in primitive.inputs]
-            values[value] = builder.add(primitive.op, inputs, primitive.attributes, origin=origin)
-    for name, value in graph.outputs:
-        builder.output(name, values[value])
-    return builder.freeze()
+    return rebuilt(graph, order=depth_first(range(len(graph.types)), operands))
 
 
 def _integer_product(has_kernel: HasKernel, view: View, match: ProductMatch) -> Write | RuleRefusal:

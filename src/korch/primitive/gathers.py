@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import onnx
 
-from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
+from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.ops.gathered import GATHERED
 from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.primitive.types import DType, ValueId
-from korch.primitive.verbs import Verbs, lit
+from korch.primitive.verbs import Verbs, copied, lit, rebuilt
 
 
 def gather_matrices(graph: PrimitiveGraph, keeps: Callable[[Primitive], bool]) -> PrimitiveGraph:
@@ -20,19 +20,13 @@ def gather_matrices(graph: PrimitiveGraph, keeps: Callable[[Primitive], bool]) -
     """
     if all(p.op != GATHERED or keeps(p) for p in graph.primitives):
         return graph
-    builder = GraphBuilder()
-    values = {value: builder.input(name, graph.types[value]) for name, value in graph.inputs}
-    values |= {value: builder.constant(constant.array) for value, constant in graph.constants.items()}
-    for p, primitive in enumerate(graph.primitives):
-        verbs = Verbs(builder, graph.origins[p] if graph.origins else "")
-        inputs = [values[value] for value in primitive.inputs]
+
+    def write(verbs: Verbs, primitive: Primitive, values: Mapping[int, ValueId]) -> ValueId:
         if primitive.op == GATHERED and not keeps(primitive):
-            values[primitive.output] = _gathered(verbs, *inputs)
-        else:
-            values[primitive.output] = verbs.add(primitive.op, *inputs, attributes=primitive.attributes)
-    for name, value in graph.outputs:
-        builder.output(name, values[value])
-    return builder.freeze()
+            return _gathered(verbs, *(values[value] for value in primitive.inputs))
+        return copied(verbs, primitive, values)
+
+    return rebuilt(graph, write)
 
 
 def _gathered(verbs: Verbs, rows: ValueId, matrices: ValueId, index: ValueId) -> ValueId:

@@ -12,17 +12,17 @@ any rank need no further primitives.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
+from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Array, Category
 from korch.primitive.ops.layout import MOST_INDICES
 from korch.primitive.ops.linear import BYTES, ConvAttributes
 from korch.primitive.types import DType, ValueId
-from korch.primitive.verbs import Verbs, lit
+from korch.primitive.verbs import Verbs, copied, lit, rebuilt
 
 MULTIPLIED = (DType.F32,)
 """The element types for which all targets have matrix product kernels."""
@@ -53,25 +53,14 @@ def lower_products(
     """
     if all(graph.types[p.output].dtype in multiplied for p in graph.linear):
         return graph
-    builder = GraphBuilder()
-    values = {value: builder.input(name, graph.types[value]) for name, value in graph.inputs}
-    by_output = {primitive.output: p for p, primitive in enumerate(graph.primitives)}
-    for value in range(len(graph.types)):
-        if value in graph.constants:
-            values[value] = builder.constant(graph.constants[value].array)
-        elif value in by_output:
-            p = by_output[value]
-            verbs = Verbs(builder, graph.origins[p] if graph.origins else "")
-            primitive = graph.primitives[p]
-            inputs = [values[v] for v in primitive.inputs]
-            is_kept = primitive.row.category is Category.LINEAR and graph.types[primitive.inputs[0]].dtype in BYTES
-            if is_kept and keeps(primitive):
-                values[value] = verbs.add(primitive.op, *inputs, attributes=primitive.attributes)
-            else:
-                values[value] = _lowered(verbs, primitive, inputs, multiplied)
-    for name, value in graph.outputs:
-        builder.output(name, values[value])
-    return builder.freeze()
+
+    def write(verbs: Verbs, primitive: Primitive, values: Mapping[int, ValueId]) -> ValueId:
+        is_kept = primitive.row.category is Category.LINEAR and graph.types[primitive.inputs[0]].dtype in BYTES
+        if is_kept and keeps(primitive):
+            return copied(verbs, primitive, values)
+        return _lowered(verbs, primitive, [values[v] for v in primitive.inputs], multiplied)
+
+    return rebuilt(graph, write)
 
 
 def _lowered(verbs: Verbs, primitive: Primitive, inputs: Sequence[ValueId], multiplied: Sequence[DType]) -> ValueId:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from korch.primitive.graph import GraphBuilder
+from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
 from korch.primitive.op import Array, Attributes
 from korch.primitive.ops.elementwise import CastAttributes
 from korch.primitive.ops.layout import (
@@ -209,3 +209,31 @@ class Verbs:
         deviation = self.elementwise("sub", value, mean)
         square = self.elementwise("mul", deviation, deviation)
         return deviation, self.mean(square, axes), mean
+
+
+Rewrite = Callable[[Verbs, Primitive, Mapping[int, ValueId]], ValueId]
+"""Adds what computes a primitive's value to a graph; given the new value of each old one that was computed before."""
+
+
+def copied(verbs: Verbs, primitive: Primitive, values: Mapping[int, ValueId]) -> ValueId:
+    """Add the same primitive."""
+    return verbs.add(primitive.op, *(values[v] for v in primitive.inputs), attributes=primitive.attributes)
+
+
+def rebuilt(graph: PrimitiveGraph, write: Rewrite = copied, order: Iterable[int] | None = None) -> PrimitiveGraph:
+    """Return a graph without alternatives with each of its primitives written anew.
+
+    `order`: the values in an order in which they can be computed; None if they are numbered so.
+    """
+    builder = GraphBuilder()
+    values = {value: builder.input(name, graph.types[value]) for name, value in graph.inputs}
+    makers = {primitive.output: p for p, primitive in enumerate(graph.primitives)}
+    for value in range(len(graph.types)) if order is None else order:
+        if value in graph.constants:
+            values[value] = builder.constant(graph.constants[value].array)
+        elif value in makers:
+            verbs = Verbs(builder, graph.origins[makers[value]] if graph.origins else "")
+            values[value] = write(verbs, graph.primitives[makers[value]], values)
+    for name, value in graph.outputs:
+        builder.output(name, values[value])
+    return builder.freeze()

@@ -5,16 +5,16 @@ PyTorch's exporter writes `index_copy_` on a buffer, such as a static cache, as 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import onnx
 
-from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
+from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.ops.layout import TransposeAttributes
 from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.primitive.ops.state import WRITE_ROWS, WriteAttributes
 from korch.primitive.types import DType, ValueId
-from korch.primitive.verbs import Verbs
+from korch.primitive.verbs import Verbs, copied, rebuilt
 
 Perm = tuple[int, ...]
 
@@ -27,27 +27,22 @@ def write_rows(graph: PrimitiveGraph) -> PrimitiveGraph:
     found = dict(_scatters(graph))
     if not found:
         return graph
-    builder = GraphBuilder()
-    known = {value: builder.input(name, graph.types[value]) for name, value in graph.inputs}
-    known |= {value: builder.constant(constant.array) for value, constant in graph.constants.items()}
     written: dict[int, tuple[ValueId, Perm]] = {}
-    for p, origin in zip(graph.primitives, graph.origins or [""] * len(graph.primitives), strict=True):
-        verbs, inputs = Verbs(builder, origin), [known[value] for value in p.inputs]
+
+    def write(verbs: Verbs, p: Primitive, known: Mapping[int, ValueId]) -> ValueId:
         if p.output in found:
             x, perm = found[p.output]
-            rows = _transposed(verbs, inputs[2], _inverse(perm))
-            places = verbs.reshape(inputs[1], graph.types[p.inputs[1]].shape[:1])
+            rows = _transposed(verbs, known[p.inputs[2]], _inverse(perm))
+            places = verbs.reshape(known[p.inputs[1]], graph.types[p.inputs[1]].shape[:1])
             attributes = WriteAttributes(perm[0], is_checked=True)
             whole = verbs.add(WRITE_ROWS, known[x], rows, places, attributes=attributes)
             written[p.output] = whole, _inverse(perm)
-            known[p.output] = verbs.transpose(whole, perm)
-        elif p.inputs and p.inputs[0] in written and _perm(p) == written[p.inputs[0]][1]:
-            known[p.output] = written[p.inputs[0]][0]
-        else:
-            known[p.output] = verbs.add(p.op, *inputs, attributes=p.attributes)
-    for name, value in graph.outputs:
-        builder.output(name, known[value])
-    return builder.freeze()
+            return verbs.transpose(whole, perm)
+        if p.inputs and p.inputs[0] in written and _perm(p) == written[p.inputs[0]][1]:
+            return written[p.inputs[0]][0]
+        return copied(verbs, p, known)
+
+    return rebuilt(graph, write)
 
 
 def _scatters(graph: PrimitiveGraph) -> Iterator[tuple[int, tuple[int, Perm]]]:
