@@ -81,7 +81,7 @@ class Oracle:
         for p, primitive in enumerate(self.graph.primitives):
             found.add(((p,), (primitive.output,)))
         operator = [p for p in self.solid if self.graph.primitives[p].row.category is Category.OPAQUE]
-        if len(operator) > 1 and self._is_operator(set(operator)):
+        if len(operator) > 1:  # outputs of the one operator of several outputs
             found.add((tuple(operator), tuple(sorted(self.graph.primitives[p].output for p in operator))))
         return found
 
@@ -112,21 +112,12 @@ class Oracle:
             return False
         categories = {p: graph.primitives[p].row.category for p in chosen}
         linear = [p for p in chosen if categories[p] is Category.LINEAR]
-        if Category.OPAQUE in categories.values() and not self._is_operator(chosen):
+        if Category.OPAQUE in categories.values() and len(chosen) > 1:
             return False
         if linear and Category.REDUCE in categories.values():
             return False
         above = self._reach(linear, self.sources) if linear else set()
         return len(linear) <= 1 and all(categories[p] is Category.LAYOUT for p in chosen & above - set(linear))
-
-    def _is_operator(self, chosen: set[int]) -> bool:
-        """All are outputs of one opaque operator."""
-        found = [self.graph.primitives[p] for p in chosen]
-        return len({(p.op, p.inputs) for p in found}) == 1 and all(
-            isinstance(p.attributes, OpaqueAttributes)
-            and replace(p.attributes, output=0) == replace(found[0].attributes, output=0)
-            for p in found
-        )
 
     def _reach(self, start: Iterable[int], step: dict[int, set[int]]) -> set[int]:
         """Return what is reached in one or more steps."""
@@ -140,8 +131,6 @@ class Oracle:
         return found
 
     def _is_connected(self, chosen: set[int]) -> bool:
-        if self._is_operator(chosen):
-            return True
         both = {p: self.sources[p] & chosen for p in chosen}
         for p in chosen:
             for q in self.sources[p] & chosen:

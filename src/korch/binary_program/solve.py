@@ -28,7 +28,7 @@ from korch.binary_program.formulate import Formulation, formulate, loop_row
 from korch.binary_program.presolve import Describe, diagnose, dominated_kernels, greedy_plan, useful_kernels
 from korch.binary_program.problem import Certificate, Plan, Port, Problem, Status
 from korch.binary_program.relax import Matrix, Relaxation, Relaxer
-from korch.binary_program.verify import check_problem, ready_order, verify_plan
+from korch.binary_program.verify import check_problem, ready_order, verify_kernels, verify_plan
 from korch.errors import InvalidGraphError
 from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.primitive.component import strong_components
@@ -287,18 +287,11 @@ class _Search:
         cost_ns = sum(self.costs_ns[k] for k in chosen)
         if self.best is not None and cost_ns >= self.best_ns:
             return
-        outputs = [port for k in chosen for port in self.problem.kernels[k].outputs]
-        owned = [port for k in chosen for port in self.problem.kernels[k].owns]
-        required = [q for q in self.problem.required if not self.problem.is_given(q)]
-        if (
-            self.excluded.isdisjoint(chosen)
-            and len(set(outputs)) == len(outputs)
-            and len(set(owned)) == len(owned)
-            and not self.problem.repeated(chosen)
-            and set(required) <= set(outputs)
-            and sum(self.problem.kernels[k].error for k in chosen) <= self.problem.most_error
-            and not ready_order(self.problem, chosen)[1]
-        ):
+        try:
+            verify_kernels(self.problem, chosen)
+        except InvalidGraphError:
+            return
+        if self.excluded.isdisjoint(chosen):
             self.best, self.best_ns = chosen, cost_ns
 
     def _improve(self, alive: npt.NDArray[np.bool_]) -> None:

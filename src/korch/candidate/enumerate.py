@@ -11,8 +11,8 @@ proportional to the number of sets found, not to the number of states, which is 
 
 The following rules keep the number of sets small:
 
-- A set has one of the shapes that providers ask for (`shape.py`), or consists of the outputs of one
-  opaque operator. So a set has at most one linear primitive; `Compose` functions combine groups
+- A set has one of the shapes that providers ask for (`shape.py`), or consists of one output, or all outputs, of
+  an opaque operator. So a set has at most one linear primitive; `Compose` functions combine groups
   into larger ones.
 - A broadcast or a slice costs nothing inside a kernel, so it is attached to each primitive that reads it: it
   is in every set with that primitive, and is not added as a neighbour (`attach.py`). Unless
@@ -45,7 +45,6 @@ from korch.candidate.shape import COMMON, Compose, GroupShape
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Category, OutputOfSeveral
-from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.primitive.walks import depth_first
 from korch.system.deadline import Deadline
 
@@ -205,7 +204,6 @@ class _Space:
             together = sum(1 << p for p in producers)
             for p in producers:
                 self.rivals[p] = together & ~(1 << p)
-        self.siblings = [self._siblings(p) for p in range(count)]
         pools = (p for p, primitive in enumerate(graph.primitives) if "pool" in primitive.op)
         self.pools = sum(1 << p for p in pools) if attach_chains else 0
         casts = (p for p in range(count) if self.attachment.is_byte_cast(p))
@@ -394,17 +392,17 @@ class _Space:
 
     def _neighbours(self, mask: int) -> Iterator[int]:
         """Yield the hulls of a set extended by one neighbouring primitive."""
-        around = rivals = above = below = siblings = 0
+        if mask & self.opaque:
+            return
+        around = rivals = above = below = 0
         for p in bits(mask):
             around |= self.feeds[p] | self.read_by[p]
-            siblings |= self.siblings[p]
             rivals |= self.rivals[p]
             above |= self.ancestors[p]
             below |= self.descendants[p]
-        around = (around | siblings) & ~(mask | rivals)
+        around &= ~(mask | rivals | self.opaque)
         if mask & self.linear:
             around &= ~self.linear
-        around &= siblings if mask & self.opaque else ~self.opaque
         for p in bits(around):
             wider = mask | 1 << p
             between = (above | self.ancestors[p]) & (below | self.descendants[p]) & ~wider
@@ -419,21 +417,6 @@ class _Space:
             before = mask & self.ancestors[anchor] & ~linear
         beside = mask & ~(before | linear)
         return any(not before & ~first and not beside & ~second for first, second in self.shapes.get(op, ()))
-
-    def _siblings(self, p: int) -> int:
-        """Return the primitives of the other outputs of an opaque primitive's operator."""
-        primitive = self.graph.primitives[p]
-        if not isinstance(primitive.attributes, OpaqueAttributes):
-            return 0
-        node = primitive.attributes.without_output
-        return sum(
-            1 << q
-            for q, other in enumerate(self.graph.primitives)
-            if q != p
-            and isinstance(other.attributes, OpaqueAttributes)
-            and other.inputs == primitive.inputs
-            and other.attributes.without_output == node
-        )
 
     def input_count(self, mask: int) -> int:
         """Return how many tensors some primitives read, not counting uniform constants."""
