@@ -59,6 +59,12 @@ class Named:
     terms: tuple[AxisTerm, ...]  # all steps; the last one is the result
     result: tuple[str, ...]  # the axis of each dimension of the result, "" for one of size 1
 
+    @property
+    def order(self) -> list[str]:
+        """All axes, those of the result first: in this order, a contraction's last axis is that of its columns."""
+        order = [axis for axis in self.result if axis]
+        return order + sorted(set(self.sizes) - set(order))
+
     def is_like(self, other: Named) -> bool:
         """Return whether another computation is the same except for its sizes."""
         steps = ([(t.op, t.arguments, t.axes, t.position, t.axis) for t in c.terms] for c in (self, other))

@@ -105,9 +105,7 @@ def read_finding(text: str) -> Finding | None:
     return finding
 
 
-def timed_search(
-    group: Group, machine: CacheMachine, deadline: Deadline, effort: Effort = DEFAULT_EFFORT
-) -> tuple[Finding, bool]:
+def timed_search(group: Group, machine: CacheMachine, deadline: Deadline, effort: Effort) -> tuple[Finding, bool]:
     """Search for a group until a deadline; return the finding, and whether more time would not change it."""
     left_s, most_s = deadline.left_s, GROUP_SECONDS
     seconds = most_s if left_s is None else min(most_s, left_s)
@@ -118,14 +116,10 @@ def timed_search(
 
 
 def search(
-    group: Group, machine: CacheMachine, seconds: float | None = None, effort: Effort = DEFAULT_EFFORT
+    group: Group, machine: CacheMachine, seconds: float = GROUP_SECONDS, effort: Effort = DEFAULT_EFFORT
 ) -> Finding:
-    """Return verified programs of a group; none if it is no computation over named axes.
-
-    `seconds`: the longest time; that of the limits if None.
-    """
+    """Return verified programs of a group, after at most some seconds; none if it is no computation over named axes."""
     begin = time.monotonic()
-    seconds = GROUP_SECONDS if seconds is None else seconds
     try:
         computation = named(group.body)
     except NotNamedError as error:

@@ -44,8 +44,7 @@ class Frame:
     ) -> None:
         """Begin a program without tiles."""
         self.computation, self.ways, self.sizes, self.inputs = computation, ways, sizes, inputs
-        self.order = [axis for axis in computation.result if axis]
-        self.order += sorted(set(computation.sizes) - set(self.order))
+        self.order = computation.order
         self.leaves: dict[int, AxisTerm] = {c: computation.terms[t] for t, c in ways.inputs.items()}
         self.buffers: list[Buffer] = []
 

@@ -78,21 +78,15 @@ class Roles:
     columns: frozenset[str]
 
 
-def _order(computation: Named) -> list[str]:
-    """Return all axes, those of the result first: in this order, a contraction's last axis is that of its columns."""
-    order = [axis for axis in computation.result if axis]
-    return order + sorted(set(computation.sizes) - set(order))
-
-
 def columns_of(computation: Named, ways: Expressions, step: BlockStep) -> str:
     """Return the axis of the columns of a contraction's result, "" if the result has one element."""
-    kept = [axis for axis in _order(computation) if axis in ways.axes[step.result.expression]]
+    kept = [axis for axis in computation.order if axis in ways.axes[step.result.expression]]
     return kept[-1] if kept else ""
 
 
 def roles_of(computation: Named, ways: Expressions, graph: BlockGraph) -> Roles:
     """Return which axes may be cut, and how."""
-    order = _order(computation)
+    order = computation.order
     whole = {step.axis for step in graph.steps if step.axis and step.axis != graph.loop}
     single, columns = set[str](), set[str]()
     for step in graph.steps:

@@ -27,7 +27,9 @@ from korch.tile.check.check import check_program
 from korch.tile.check.reference import run_program
 from korch.tile.ir.program import Product, TileProgram
 
-ROUNDS = 4  # computations over finite fields in which each is compared, two for each random input
+ROUNDS = 4
+"""Computations in the fields, in pairs: the two of a pair have the same inputs and opposite orders, so they take both
+sides of each branch; the next pair has other inputs, exponentials and functions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +68,15 @@ class Verdict:
     reason: str = ""  # why it was refused; "" if it was not
 
 
-def verify(program: TileProgram, graph: PrimitiveGraph, seed: int = 0, rounds: int = ROUNDS) -> Verdict:
+def verify(program: TileProgram, graph: PrimitiveGraph, seed: int = 0) -> Verdict:
     """Return whether a program computes a graph, inputs and outputs row-major and in order.
 
-    `graph`: the graph that it should compute, with one alternative for each value. `rounds`: computations in the
-    fields, in pairs: the two of a pair have the same inputs and opposite orders, so they take both sides of each
-    branch; the next pair has other inputs, exponentials and functions.
+    `graph`: the graph that it should compute, with one alternative for each value.
     """
     try:
         check_program(program)
-        for number in range(rounds):
-            if reason := _differs_in_fields(program, graph, PairField(rounds * seed + number // 2, number % 2 == 1)):
+        for number in range(ROUNDS):
+            if reason := _differs_in_fields(program, graph, PairField(ROUNDS * seed + number // 2, number % 2 == 1)):
                 return Verdict(False, reason)
         for number, trial in enumerate(TRIALS):
             if reason := _differs_in_floats(program, graph, trial, seed + number):
