@@ -16,6 +16,7 @@ from korch.provider.in_place import InPlaceProvider
 from korch.report.explain import explain
 from korch.report.page import page_data
 from korch.report.plan_onnx import plan_model
+from tests.support.models import in_onnxruntime
 
 CHANNELS = 4  # generated convolutions of more channels do not write the plain layout
 
@@ -59,12 +60,11 @@ def optimize(model: bytes, cache_folder: Path, layouts: str = "plain", partition
 
 
 def check(executable, model: bytes, height: int = 6, batch: int = 1) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    pytest.importorskip("onnxruntime")
     x = np.random.default_rng(1).standard_normal((batch, CHANNELS, height, 8)).astype(np.float32)
     for _ in range(2):
         found = executable.run(None, {"x": x})
-        for a, e in zip(found, session.run(None, {"x": x}), strict=True):
+        for a, e in zip(found, in_onnxruntime(model, {"x": x}), strict=True):
             np.testing.assert_allclose(a, e, rtol=1e-3, atol=1e-3 * np.abs(e).max())
 
 
@@ -109,9 +109,7 @@ def check_plan_as_onnx(executable, model: bytes) -> None:
 
     class Session:
         def run(self, names, feeds):
-            onnxruntime = pytest.importorskip("onnxruntime")
-            session = onnxruntime.InferenceSession(written.SerializeToString(), providers=["CPUExecutionProvider"])
-            return session.run(names, feeds)
+            return in_onnxruntime(written, feeds)
 
     check(Session(), model)
 

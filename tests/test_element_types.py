@@ -11,7 +11,7 @@ import pytest
 
 import korch
 from korch.ablation import Ablation
-from tests.support.models import parsed
+from tests.support.models import in_onnxruntime, parsed
 
 TYPES = {
     "f16": (np.float16, "float16", 5e-3),
@@ -95,14 +95,9 @@ def test_a_quantized_model(cache_folder: Path) -> None:
     model = parsed(text, **constants, **grids)
     executable = korch.optimize(model, measure=False, cache_folder=cache_folder)
     x = rng.standard_normal((1, 4, 9, 9)).astype(np.float32)
-    import onnxruntime
-
     # As written, in float32: on CPUs without VNNI, its integer convolution
     # adds pairs of products in 16 bits, and saturates.
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
-    expected = session.run(None, {"x": x})[0].astype(int)
+    expected = in_onnxruntime(model, {"x": x}, optimizes=False)[0].astype(int)
     found = executable.run(None, {"x": x})[0].astype(int)
     assert np.abs(found - expected).max() <= 1  # a quotient next to a half
     assert (found != expected).mean() < 0.01

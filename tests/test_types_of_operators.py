@@ -11,12 +11,12 @@ import math
 import ml_dtypes
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
 
 import korch
 from korch.runtime.executable import Executable
+from tests.support.models import in_onnxruntime
 
 H = onnx.helper
 # No kernel has more than one operator: each would otherwise be tried with all others that read the same input.
@@ -204,8 +204,7 @@ def test_convolutions_of_float64(transposed, groups, spatial, cache_folder) -> N
         graph = H.make_graph([node], "g", inputs, [H.make_empty_tensor_value_info("y")])
         return H.make_model(graph, opset_imports=[H.make_opsetid("", 17)], ir_version=8)
 
-    session = onnxruntime.InferenceSession(proto(onnx.TensorProto.FLOAT).SerializeToString())
-    (right,) = session.run(None, {"x": x, "w": w})
+    (right,) = in_onnxruntime(proto(onnx.TensorProto.FLOAT), {"x": x, "w": w})
     executable = korch.optimize(proto(onnx.TensorProto.DOUBLE), cache_folder=cache_folder, **QUICK)
     assert {step.provider for step in executable.plan.steps} == {"generated"}
     (found,) = executable(x.astype(np.float64), w.astype(np.float64))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 import korch
 from korch.backend import has_kernels
@@ -17,6 +16,7 @@ from korch.pipeline.quantized import in_bytes
 from korch.primitive.ops.stored import StoredAttributes, rounded, unpacked
 from korch.primitive.reference import run
 from korch.system.deadline import Deadline
+from tests.support.models import in_onnxruntime, one_operator
 
 TERMS, COLUMNS, BLOCK = 96, 48, 32
 
@@ -25,17 +25,14 @@ def model(rng: np.random.Generator, bits: int, level: int, rows: int = 3, has_ze
     """Return a model of one product by weights of few bits."""
     blocks = TERMS // BLOCK
     arrays = {
-        "q": rng.integers(0, 256, (COLUMNS, blocks, BLOCK * bits // 8)).astype(np.uint8),
-        "s": rng.uniform(0.01, 0.1, COLUMNS * blocks).astype(np.float32),
+        1: rng.integers(0, 256, (COLUMNS, blocks, BLOCK * bits // 8)).astype(np.uint8),
+        2: rng.uniform(0.01, 0.1, COLUMNS * blocks).astype(np.float32),
     }
     if has_zeros:
-        arrays["z"] = rng.integers(0, 256, (COLUMNS, -(-blocks * bits // 8))).astype(np.uint8)
+        arrays[3] = rng.integers(0, 256, (COLUMNS, -(-blocks * bits // 8))).astype(np.uint8)
     options = {"K": TERMS, "N": COLUMNS, "block_size": BLOCK, "bits": bits, "accuracy_level": level}
-    node = helper.make_node("MatMulNBits", ["x", *arrays], ["y"], domain="com.microsoft", **options)
-    x, y = (helper.make_tensor_value_info(n, 1, [rows, width]) for n, width in (("x", TERMS), ("y", COLUMNS)))
-    known = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
-    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(helper.make_graph([node], "g", [x], [y], known), opset_imports=opsets, ir_version=10)
+    x = np.zeros((rows, TERMS), np.float32)
+    return one_operator("MatMulNBits", [x], constants=arrays, domain="com.microsoft", **options)
 
 
 @pytest.mark.parametrize("bits", [2, 4])
@@ -58,8 +55,8 @@ def test_a_form_multiplies_rounded_data(rng, bits, level, is_allowed):
     assert [p.attributes.is_rounded for p in found.linear] == [False, True]
     x = rng.standard_normal((3, TERMS)).astype(np.float32)
     only = found.with_primitives([p for p, q in enumerate(found.primitives) if q is not found.linear[0]])
-    expected = run(given, {"x": rounded(x, BLOCK)})["y"]
-    np.testing.assert_allclose(run(only, {"x": x})["y"], expected, rtol=0, atol=1e-5 * abs(expected).max())
+    expected = run(given, {"x0": rounded(x, BLOCK)})["y0"]
+    np.testing.assert_allclose(run(only, {"x0": x})["y0"], expected, rtol=0, atol=1e-5 * abs(expected).max())
 
 
 def test_data_is_not_rounded_unless_the_model_or_the_option_allows_it(rng):
@@ -78,12 +75,12 @@ def test_a_rounded_row_has_multiples_of_a_127th_of_its_largest_element():
 
 @pytest.mark.parametrize(("kwargs", "is_rounded"), [({}, True), ({"strict": True}, False)])
 def test_the_plan_computes_what_onnx_runtime_computes(rng, kwargs, is_rounded):
-    ort = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxruntime")
     given = model(rng, 4, 4, rows=64, has_zeros=False)
     x = rng.standard_normal((64, TERMS)).astype(np.float32)
-    (found,) = korch.optimize(given, threads=1, measure=False, progress=False, **kwargs).run(None, {"x": x})
-    (expected,) = ort.InferenceSession(given.SerializeToString()).run(None, {"x": x})
-    exact = run(fission(load_model(given)), {"x": x})["y"]
+    (found,) = korch.optimize(given, threads=1, measure=False, progress=False, **kwargs).run(None, {"x0": x})
+    (expected,) = in_onnxruntime(given, {"x0": x})
+    exact = run(fission(load_model(given)), {"x0": x})["y0"]
     scale = np.abs(exact).max()
     assert (np.abs(found - exact).max() > 1e-4 * scale) == is_rounded
     if is_rounded:

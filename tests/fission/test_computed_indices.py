@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import onnxruntime
 import pytest
 
 from korch.fission import fission_with_report
@@ -11,7 +10,7 @@ from korch.frontend import load_model
 from korch.primitive.check import check_graph
 from korch.primitive.op import Array
 from korch.primitive.reference import run
-from tests.support.models import one_operator
+from tests.support.models import in_onnxruntime, one_operator
 
 SPECIALS = np.array([np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-45, 3.0], np.float32)
 
@@ -45,7 +44,7 @@ def test_they_compute_what_onnxruntime_does(op, inputs, constants, attributes):
     check_graph(graph)
     assert not report.kept
     feeds = {f"x{i}": array for i, array in enumerate(inputs) if array is not None}
-    (expected,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    (expected,) = in_onnxruntime(model, feeds)
     found = run(graph, feeds, exact=False)["y0"]
     np.testing.assert_array_equal(found, expected)
     if found.dtype.kind == "f":

@@ -1,5 +1,4 @@
 import numpy as np
-import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
@@ -14,19 +13,11 @@ from korch.primitive.text import format_graph, parse_graph
 from korch.primitive.types import DType, ValueType
 from korch.testing.samples import random_array
 from korch.testing.tolerance import assert_same
-from tests.support.models import feeds_of, one_operator
+from tests.support.models import feeds_of, in_onnxruntime, one_operator
 
 
 def _types(texts):
     return [ValueType.parse(text) if text else None for text in texts]
-
-
-def _onnxruntime(model, feeds, outputs):
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(outputs, feeds)
 
 
 def _split(model):
@@ -47,8 +38,7 @@ def _check(op, texts, constants=None, opset=17, outputs=1, positive=False, **att
     graph, report = _split(model)
     assert not report.kept, report.kept
     found = run(graph, feeds, exact=False)
-    expected = _onnxruntime(model, feeds, list(found))
-    for (name, array), reference in zip(found.items(), expected, strict=True):
+    for (name, array), reference in zip(found.items(), in_onnxruntime(model, feeds), strict=True):
         assert_same(array, reference, terms=256, name=name)
     return graph
 

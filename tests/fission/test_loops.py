@@ -2,7 +2,6 @@
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 
 from korch.fission import fission, fission_with_report
@@ -13,6 +12,7 @@ from korch.primitive.check import check_graph
 from korch.primitive.ops.loop import LoopAttributes
 from korch.primitive.text import format_graph, parse_graph
 from tests.support.loops import GOES_ON, MODELS, STEP, loop, loop_inputs, loop_model, scan
+from tests.support.models import in_onnxruntime
 
 WITHOUT_LOOP = {"short", "single", "no iteration", "false at the start", "false at once", "ends itself"}
 
@@ -27,7 +27,7 @@ def test_the_primitives_of_a_loop_compute_what_onnx_runtime_computes(name):
     feeds, graph = loop_inputs(model), fission(load_model(model))
     check_graph(graph)
     # `onnx.reference` has no directions and axes, and does not stack the results of a Loop.
-    expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    expected = in_onnxruntime(model, feeds)
     for exact in (True, False):
         found = reference.run(graph, feeds, exact=exact)
         for array, right in zip(found.values(), expected, strict=True):
@@ -42,8 +42,7 @@ def test_loops_print_and_parse_back_and_have_an_onnx_form(name):
     feeds, graph = loop_inputs(model), fission(load_model(model))
     text, arrays = format_graph(graph), {c.digest: c.array for c in graph.constants.values()}
     assert format_graph(parse_graph(text, arrays)) == text
-    made = OnnxNodes(graph, "here").model()
-    found = onnxruntime.InferenceSession(made.SerializeToString()).run(None, feeds)
+    found = in_onnxruntime(OnnxNodes(graph, "here").model(), feeds)
     for array, right in zip(found, reference.run(graph, feeds).values(), strict=True):
         np.testing.assert_allclose(array, right, rtol=1e-5, atol=1e-6)
 

@@ -2,7 +2,6 @@ import collections
 import re
 
 import numpy as np
-import onnxruntime
 import pytest
 
 from korch.errors import UnsupportedError
@@ -14,6 +13,7 @@ from korch.primitive.as_onnx import OnnxNodes
 from korch.primitive.definitions import DEFINITIONS
 from korch.testing.tolerance import assert_same
 from tests.support.bodies import by_body
+from tests.support.models import in_onnxruntime
 from tests.support.node_cases import _arrays, node_cases, run_case, with_constants
 
 # Cases that can't be compared, each with its reason.
@@ -94,8 +94,7 @@ REFUSED = {
 @pytest.mark.long
 def test_primitives_as_onnx_have_the_same_results() -> None:
     """Cases with chance (dropout) or ties (rounding of computed scales) can't be compared."""
-    options, refused, same = onnxruntime.SessionOptions(), set(), 0
-    options.log_severity_level = 4
+    refused, same = set(), 0
     for case in node_cases():
         if re.match(r"test_(training|dynamicquantize)", case.name):
             continue
@@ -106,11 +105,10 @@ def test_primitives_as_onnx_have_the_same_results() -> None:
             graph = fission(load_model(with_constants(case.model, arrays)))
         except UnsupportedError:
             continue
-        model = OnnxNodes(graph, case.name).model().SerializeToString()
+        model = OnnxNodes(graph, case.name).model()
         feeds = {name: array for name, array in arrays.items() if name in dict(graph.inputs)}
         try:
-            runner = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-            results = runner.run(None, feeds)
+            results = in_onnxruntime(model, feeds)
         except Exception:  # noqa: BLE001  it raises classes without a common base
             refused.add(case.name)
             continue

@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from korch.errors import ModelError, UnsupportedError
@@ -17,6 +15,7 @@ from korch.fission import fission
 from korch.frontend import load_model
 from korch.primitive.op import Array
 from korch.primitive.reference import run
+from tests.support.models import in_onnxruntime, one_operator
 
 RNG = np.random.default_rng(3)
 BATCH, HEADS, GROUPS, SIZE = 2, 4, 2, 16
@@ -34,21 +33,10 @@ def node_model(
     op: str, inputs: Mapping[int, Array], known: Sequence[int], attributes: Mapping[str, Any], opset: int
 ) -> onnx.ModelProto:
     """Return a model of one node; the inputs at the positions `known` are constants."""
-    names = [f"x{i}" if i in inputs else "" for i in range(max(inputs) + 1)]
-    outputs = ["y", "key", "value"] if any(4 <= i <= 7 and a.ndim == 4 for i, a in inputs.items()) else ["y"]
-    outputs = ["y", "key", "value"] if op == G else outputs
-    node = helper.make_node(op, names, outputs, domain="" if op == "Attention" else "com.microsoft", **attributes)
-    given = [
-        helper.make_tensor_value_info(f"x{i}", helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
-        for i, a in inputs.items()
-        if i not in known
-    ]
-    stored = [onnx.numpy_helper.from_array(inputs[i], f"x{i}") for i in known]
-    element = helper.np_dtype_to_tensor_dtype(inputs[0].dtype)
-    results = [helper.make_tensor_value_info(name, element, None) for name in outputs]
-    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
-    graph = helper.make_graph([node], "g", given, results, stored)
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    outputs = 3 if op == G or any(4 <= i <= 7 and a.ndim == 4 for i, a in inputs.items()) else 1
+    domain, constants = "" if op == "Attention" else "com.microsoft", {i: inputs[i] for i in known}
+    given = [inputs.get(i) for i in range(max(inputs) + 1)]
+    return one_operator(op, given, constants=constants, opset=opset, outputs=outputs, domain=domain, **attributes)
 
 
 def computed(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
@@ -57,12 +45,6 @@ def computed(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
     assert not [p for p in graph.primitives if p.op == "opaque" and p.attributes.op_type != "Gather"]
     found = run(graph, dict(feeds))
     return [found[name] for name, _ in graph.outputs]
-
-
-def runtime(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    return onnxruntime.InferenceSession(model.SerializeToString(), options).run(None, dict(feeds))
 
 
 def grouped(past: int, rows: int, capacity: int = 0, batch: int = 1, places: Sequence[int] = ()) -> dict[int, Array]:
@@ -122,7 +104,7 @@ def test_grouped_queries_are_those_of_onnx_runtime(name, counts) -> None:
     feeds = {f"x{i}": a for i, a in inputs.items() if i not in known}
     found = computed(node_model(G, inputs, known, attributes, 17), feeds)
     attributes.pop("past_present_share_buffer", None)
-    wanted = runtime(node_model(G, inputs, known, attributes, 17), feeds)
+    wanted = in_onnxruntime(node_model(G, inputs, known, attributes, 17), feeds)
     rows = inputs[0].shape[1]
     for b, last in enumerate(inputs[5]):
         valid = min(rows, last + 1)
@@ -185,7 +167,7 @@ def test_halves_are_those_of_onnx_runtime(name) -> None:
     inputs = {i: a.astype(np.float16) if a.dtype == np.float32 else a for i, a in inputs.items()}
     model = node_model(G, inputs, (), {"num_heads": HEADS, "kv_num_heads": GROUPS, **more}, 17)
     feeds = {f"x{i}": a for i, a in inputs.items()}
-    for one, other in zip(computed(model, feeds), runtime(model, feeds), strict=True):
+    for one, other in zip(computed(model, feeds), in_onnxruntime(model, feeds), strict=True):
         np.testing.assert_allclose(one.astype(np.float32), other.astype(np.float32), rtol=2e-2, atol=4e-3)
 
 
@@ -198,9 +180,9 @@ def test_heads_with_their_own_keys_are_those_of_onnx_runtime(name, is_known) -> 
     feeds = {f"x{i}": a for i, a in inputs.items() if i not in known}
     if "packed" in name:
         wanted = node_model(op, plain := unpacked(inputs), (), {"num_heads": HEADS}, 17)
-        expected = runtime(wanted, {f"x{i}": a for i, a in plain.items()})
+        expected = in_onnxruntime(wanted, {f"x{i}": a for i, a in plain.items()})
     else:
-        expected = runtime(model, feeds)
+        expected = in_onnxruntime(model, feeds)
     for i, (one, other) in enumerate(zip(computed(model, feeds), expected, strict=True)):
         assert one.shape == other.shape
         rows = int(inputs[7][0]) + 1 if op == M and i else None

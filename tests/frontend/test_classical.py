@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from onnx import helper
 
 from korch.fission import fission_with_report
 from korch.frontend import load_model
 from korch.primitive.lowering import lower_products
 from korch.primitive.op import Array
 from korch.primitive.reference import run
+from tests.support.models import in_onnxruntime, one_operator
 
 RNG = np.random.default_rng(5)
 X = RNG.standard_normal((7, 3)).astype(np.float32)
@@ -74,29 +75,10 @@ KEPT = [
 
 
 def model_of(op: str, inputs: list[Array], attributes: dict[str, object], known: int = -1) -> onnx.ModelProto:
-    version = 4 if op == "LabelEncoder" else 1
-    outputs = ["y", "z"] if op.endswith("Classifier") else ["y"]
-    names = [f"x{i}" for i in range(len(inputs))]
-    kept = {name: value for name, value in attributes.items() if value != []}
-    node = helper.make_node(op, names, outputs, domain="ai.onnx.ml", **kept)
-    kinds = (helper.np_dtype_to_tensor_dtype(array.dtype) for array in inputs)
-    given = [helper.make_tensor_value_info(n, k, a.shape) for n, k, a in zip(names, kinds, inputs, strict=True)]
-    stored = [onnx.numpy_helper.from_array(inputs[known], names[known])] if known >= 0 else []
-    given = [item for i, item in enumerate(given) if i != known]
-    found = [helper.make_value_info(name, helper.make_tensor_type_proto(0, None)) for name in outputs]
-    graph = helper.make_graph([node], "g", given, found, stored)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", version)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
-
-
-def theirs(model: onnx.ModelProto, feeds: dict[str, Array]) -> list[Array]:
-    """Return what ONNX Runtime computes; it needs the types of outputs, which it infers only for some operators."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    for output in copy.graph.output:
-        output.ClearField("type")
-    found: list[Array] = onnxruntime.InferenceSession(copy.SerializeToString()).run(None, feeds)
-    return found
+    kept: dict[str, Any] = {name: value for name, value in attributes.items() if value != []}
+    outputs, version = 2 if op.endswith("Classifier") else 1, 4 if op == "LabelEncoder" else 1
+    constants = {known: inputs[known]} if known >= 0 else {}
+    return one_operator(op, inputs, constants=constants, outputs=outputs, domain="ai.onnx.ml", version=version, **kept)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +91,7 @@ def test_a_defined_node_means_what_it_means_in_onnx_runtime(op, inputs, attribut
     split, report = fission_with_report(load_model(model))
     assert not report.kept
     found = run(lower_products(split), feeds, exact=False)
-    for own, right in zip(found.values(), theirs(model, feeds), strict=True):
+    for own, right in zip(found.values(), in_onnxruntime(model, feeds), strict=True):
         assert own.shape == right.shape and own.dtype == right.dtype
         np.testing.assert_allclose(own, right, rtol=2e-6, atol=1e-6)
 
@@ -120,4 +102,4 @@ def test_a_node_that_is_kept_whole_has_the_types_of_onnx_runtime(op, attributes)
     graph, report = fission_with_report(load_model(model))
     assert len(report.kept) == 1
     found = [graph.types[value] for _, value in graph.outputs]
-    assert [(t.shape, t.dtype.numpy) for t in found] == [(a.shape, a.dtype) for a in theirs(model, {"x0": X})]
+    assert [(t.shape, t.dtype.numpy) for t in found] == [(a.shape, a.dtype) for a in in_onnxruntime(model, {"x0": X})]

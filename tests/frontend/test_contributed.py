@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from korch.errors import ModelError, UnsupportedError
 from korch.fission import fission_with_report
@@ -19,6 +18,7 @@ from korch.primitive.check import check_graph
 from korch.primitive.lowering import lower_products
 from korch.primitive.op import Array
 from korch.primitive.reference import run
+from tests.support.models import in_onnxruntime, one_operator
 
 RNG = np.random.default_rng(3)
 
@@ -43,23 +43,12 @@ def real(*shape: int) -> Array:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
-def node_model(op: str, inputs: list[Array | None], known: set[int], output: int, **attributes: object) -> bytes:
+def node_model(op: str, inputs: list[Array | None], known: set[int], **attributes: object) -> onnx.ModelProto:
     """Return a model of one node; the inputs at the positions `known` are constants."""
-    names = [f"x{i}" if array is not None else "" for i, array in enumerate(inputs)]
-    node = helper.make_node(op, names, ["y"], domain="com.microsoft", **attributes)
-    given = [
-        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
-        for i, (n, a) in enumerate(zip(names, inputs, strict=True))
-        if a is not None and i not in known
-    ]
-    stored = [onnx.numpy_helper.from_array(inputs[i], names[i]) for i in sorted(known) if inputs[i] is not None]
-    result = helper.make_value_info("y", helper.make_tensor_type_proto(output, None))
-    graph = helper.make_graph([node], "g", given, [result], stored)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+    constants = {i: array for i, array in enumerate(inputs) if i in known and array is not None}
+    return one_operator(op, inputs, constants=constants, domain="com.microsoft", **attributes)
 
 
-U8, F32 = TensorProto.UINT8, TensorProto.FLOAT
 X, S, Z = u8(2, 5, 3, 4), scalar(0.03137), scalar(117, np.uint8)
 ADD = [X, S, Z, u8(2, 5, 3, 4), scalar(0.05), scalar(9, np.uint8), scalar(0.06), scalar(100, np.uint8)]
 GEMM = [u8(3, 7), S, Z, weights(4, 7), floats(0.1, 0.2, 0.3, 0.4), np.zeros(4, np.int8)]
@@ -77,107 +66,90 @@ def nbits(bits: int, zeros: bool, k: int = 37) -> list[Array | None]:
 
 
 CASES = [
-    ("QLinearAdd", ADD, {1, 2, 4, 5, 6, 7}, U8, {}),
-    ("QLinearMul", ADD, {1, 2, 4, 5, 6, 7}, U8, {}),
-    ("QLinearSigmoid", [X, S, Z, scalar(0.004013), scalar(0, np.uint8)], {1, 2, 3, 4}, U8, {}),
-    ("QLinearLeakyRelu", [X, S, Z, scalar(0.02039), scalar(50, np.uint8)], {1, 2, 3, 4}, U8, {"alpha": 0.2}),
-    (
-        "QLinearGlobalAveragePool",
-        [X, S, Z, scalar(0.02039), scalar(50, np.uint8)],
-        {1, 2, 3, 4},
-        U8,
-        {"channels_last": 0},
-    ),
-    (
-        "QLinearGlobalAveragePool",
-        [X, S, Z, scalar(0.02039), scalar(50, np.uint8)],
-        {1, 2, 3, 4},
-        U8,
-        {"channels_last": 1},
-    ),
-    ("QLinearConcat", [S, Z, X, S, Z, X, scalar(0.01), scalar(3, np.uint8)], {0, 1, 3, 4, 6, 7}, U8, {"axis": 1}),
+    ("QLinearAdd", ADD, {1, 2, 4, 5, 6, 7}, {}),
+    ("QLinearMul", ADD, {1, 2, 4, 5, 6, 7}, {}),
+    ("QLinearSigmoid", [X, S, Z, scalar(0.004013), scalar(0, np.uint8)], {1, 2, 3, 4}, {}),
+    ("QLinearLeakyRelu", [X, S, Z, scalar(0.02039), scalar(50, np.uint8)], {1, 2, 3, 4}, {"alpha": 0.2}),
+    ("QLinearGlobalAveragePool", [X, S, Z, scalar(0.02039), scalar(50, np.uint8)], {1, 2, 3, 4}, {"channels_last": 0}),
+    ("QLinearGlobalAveragePool", [X, S, Z, scalar(0.02039), scalar(50, np.uint8)], {1, 2, 3, 4}, {"channels_last": 1}),
+    ("QLinearConcat", [S, Z, X, S, Z, X, scalar(0.01), scalar(3, np.uint8)], {0, 1, 3, 4, 6, 7}, {"axis": 1}),
     (
         "QGemm",
         [*GEMM, RNG.integers(-500, 500, 4).astype(np.int32), scalar(0.7), scalar(130, np.uint8)],
         {1, 2, 3, 4, 5, 6, 7, 8},
-        U8,
         {"transB": 1, "alpha": 0.5},
     ),
-    ("QGemm", [u8(3, 7), S, Z, weights(7, 4), S, np.zeros((), np.int8)], {1, 2, 3, 4, 5}, F32, {}),
-    ("DynamicQuantizeMatMul", [real(2, 5, 8), weights(8, 6), floats(*range(1, 7)), None, real(6)], {1, 2, 4}, F32, {}),
+    ("QGemm", [u8(3, 7), S, Z, weights(7, 4), S, np.zeros((), np.int8)], {1, 2, 3, 4, 5}, {}),
+    ("DynamicQuantizeMatMul", [real(2, 5, 8), weights(8, 6), floats(*range(1, 7)), None, real(6)], {1, 2, 4}, {}),
     (
         "MatMulIntegerToFloat",
         [u8(2, 5, 8), weights(8, 6, dtype=np.uint8), S, floats(*range(1, 7)), Z, u8(6) // 2, real(6)],
         {1, 2, 3, 4, 5, 6},
-        F32,
         {},
     ),
-    ("MatMulNBits", nbits(4, False), {1, 2}, F32, {**BITS, "bits": 4}),
-    ("MatMulNBits", nbits(4, True), {1, 2, 3}, F32, {**BITS, "bits": 4}),
-    ("MatMulNBits", nbits(8, True), {1, 2, 3}, F32, {**BITS, "bits": 8}),
-    ("MatMulNBits", [*nbits(4, False), None, real(6)], {1, 2, 5}, F32, {**BITS, "bits": 4}),
-    ("Gelu", [real(3, 7)], set(), F32, {}),
-    ("BiasGelu", [real(3, 7), real(7)], {1}, F32, {}),
-    ("FastGelu", [real(3, 7)], set(), F32, {}),
-    ("FastGelu", [real(3, 7), real(7)], {1}, F32, {}),
-    ("QuickGelu", [real(3, 7)], set(), F32, {"alpha": 1.5}),
-    ("FusedConv", [IMAGE, FILTERS], {1}, F32, {"activation": "Relu", "pads": [1, 1, 1, 1]}),
-    ("FusedConv", [IMAGE, FILTERS, real(4)], {1, 2}, F32, {"activation": "LeakyRelu", "activation_params": [0.3]}),
+    ("MatMulNBits", nbits(4, False), {1, 2}, {**BITS, "bits": 4}),
+    ("MatMulNBits", nbits(4, True), {1, 2, 3}, {**BITS, "bits": 4}),
+    ("MatMulNBits", nbits(8, True), {1, 2, 3}, {**BITS, "bits": 8}),
+    ("MatMulNBits", [*nbits(4, False), None, real(6)], {1, 2, 5}, {**BITS, "bits": 4}),
+    ("Gelu", [real(3, 7)], set(), {}),
+    ("BiasGelu", [real(3, 7), real(7)], {1}, {}),
+    ("FastGelu", [real(3, 7)], set(), {}),
+    ("FastGelu", [real(3, 7), real(7)], {1}, {}),
+    ("QuickGelu", [real(3, 7)], set(), {"alpha": 1.5}),
+    ("FusedConv", [IMAGE, FILTERS], {1}, {"activation": "Relu", "pads": [1, 1, 1, 1]}),
+    ("FusedConv", [IMAGE, FILTERS, real(4)], {1, 2}, {"activation": "LeakyRelu", "activation_params": [0.3]}),
     (
         "FusedConv",
         [IMAGE, FILTERS, real(4), real(2, 4, 3, 4)],
         {1, 2},
-        F32,
         {"activation": "Clip", "activation_params": [-0.5, 0.5]},
     ),
-    ("FusedConv", [IMAGE, FILTERS], {1}, F32, {"activation": "HardSigmoid", "activation_params": [0.3, 0.4]}),
-    ("FusedGemm", [real(3, 7), real(4, 7), real(4)], {1, 2}, F32, {"transB": 1, "alpha": 0.5, "activation": "Relu"}),
-    ("FusedGemm", [real(3, 7), real(7, 4), real(4)], {1, 2}, F32, {"activation": "LeakyRelu", "activation_alpha": 0.2}),
-    ("FusedMatMul", [real(2, 5, 7), real(2, 5, 4)], set(), F32, {"transA": 1, "alpha": 0.25}),
-    ("FusedMatMul", [real(2, 5, 7), real(4, 7)], {1}, F32, {"transB": 1}),
-    ("SkipLayerNormalization", [real(2, 5, 8), real(2, 5, 8), real(8), real(8), real(8)], {2, 3, 4}, F32, {}),
-    ("SkipLayerNormalization", [real(2, 5, 8), real(2, 5, 8), real(8)], {2}, F32, {"epsilon": 0.1}),
-    ("SkipSimplifiedLayerNormalization", [real(2, 5, 8), real(2, 5, 8), real(8)], {2}, F32, {}),
-    ("SkipSimplifiedLayerNormalization", [real(2, 5, 8), real(2, 5, 8), real(8), real(8)], {2}, F32, {"epsilon": 0.1}),
-    ("RotaryEmbedding", [real(2, 3, 32), np.array([[4, 0, 9], [1, 2, 3]]), *TURNS], {1, 2, 3}, F32, {"num_heads": 2}),
-    ("RotaryEmbedding", [real(2, 3, 32), np.array([4]), *TURNS], {1, 2, 3}, F32, {"num_heads": 2, "interleaved": 1}),
-    ("RotaryEmbedding", [real(2, 4, 3, 16), np.array([4]), *TURNS], {1}, F32, {}),
-    ("QAttention", Q_ATTENTION, {1, 2, 3, 4}, F32, {"num_heads": 2}),
+    ("FusedConv", [IMAGE, FILTERS], {1}, {"activation": "HardSigmoid", "activation_params": [0.3, 0.4]}),
+    ("FusedGemm", [real(3, 7), real(4, 7), real(4)], {1, 2}, {"transB": 1, "alpha": 0.5, "activation": "Relu"}),
+    ("FusedGemm", [real(3, 7), real(7, 4), real(4)], {1, 2}, {"activation": "LeakyRelu", "activation_alpha": 0.2}),
+    ("FusedMatMul", [real(2, 5, 7), real(2, 5, 4)], set(), {"transA": 1, "alpha": 0.25}),
+    ("FusedMatMul", [real(2, 5, 7), real(4, 7)], {1}, {"transB": 1}),
+    ("SkipLayerNormalization", [real(2, 5, 8), real(2, 5, 8), real(8), real(8), real(8)], {2, 3, 4}, {}),
+    ("SkipLayerNormalization", [real(2, 5, 8), real(2, 5, 8), real(8)], {2}, {"epsilon": 0.1}),
+    ("SkipSimplifiedLayerNormalization", [real(2, 5, 8), real(2, 5, 8), real(8)], {2}, {}),
+    ("SkipSimplifiedLayerNormalization", [real(2, 5, 8), real(2, 5, 8), real(8), real(8)], {2}, {"epsilon": 0.1}),
+    ("RotaryEmbedding", [real(2, 3, 32), np.array([[4, 0, 9], [1, 2, 3]]), *TURNS], {1, 2, 3}, {"num_heads": 2}),
+    ("RotaryEmbedding", [real(2, 3, 32), np.array([4]), *TURNS], {1, 2, 3}, {"num_heads": 2, "interleaved": 1}),
+    ("RotaryEmbedding", [real(2, 4, 3, 16), np.array([4]), *TURNS], {1}, {}),
+    ("QAttention", Q_ATTENTION, {1, 2, 3, 4}, {"num_heads": 2}),
     (
         "QAttention",
         [*Q_ATTENTION, np.array([3, 5], np.int32), Z, np.zeros((), np.int8)],
         {1, 2, 3, 4, 6, 7},
-        F32,
         {"num_heads": 2, "unidirectional": 1},
     ),
     (
         "QAttention",
         [*Q_ATTENTION, np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], np.int32), Z, np.zeros((), np.int8)],
         {1, 2, 3, 4, 6, 7},
-        F32,
         {"num_heads": 2},
     ),
 ]
 
 
-def computed(model: bytes, feeds: dict[str, Array]) -> Array:
+def computed(model: onnx.ModelProto, feeds: dict[str, Array]) -> Array:
     """Return what Korch's interpreter computes; no operator may be kept whole."""
     split, report = fission_with_report(load_model(model))
     assert not report.kept, report.kept
     graph = lower_products(split)
     check_graph(graph)
-    return run(graph, feeds, exact=False)["y"]
+    return run(graph, feeds, exact=False)["y0"]
 
 
-@pytest.mark.parametrize(("op", "inputs", "known", "output", "attributes"), CASES)
-def test_it_means_what_it_means_in_onnx_runtime(op, inputs, known, output, attributes):
-    model = node_model(op, inputs, known, output, **attributes)
+@pytest.mark.parametrize(("op", "inputs", "known", "attributes"), CASES)
+def test_it_means_what_it_means_in_onnx_runtime(op, inputs, known, attributes):
+    model = node_model(op, inputs, known, **attributes)
     feeds = {f"x{i}": a for i, a in enumerate(inputs) if a is not None and i not in known}
     found = computed(model, feeds)
-    (expected,) = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"]).run(None, feeds)
+    (expected,) = in_onnxruntime(model, feeds)
     assert found.dtype == expected.dtype and found.shape == expected.shape
     difference = np.abs(found.astype(np.float64) - expected)
-    if output == U8:  # a quotient near the border between two steps
+    if found.dtype == np.uint8:  # a quotient near the border between two steps
         assert difference.max() <= 1 and (difference > 0).mean() <= 0.02
     else:
         assert difference.max() <= 2e-6 * max(1.0, np.abs(expected).max())
@@ -193,14 +165,14 @@ def test_weights_of_few_bits_are_their_definition(bits, k):
     z = np.unpackbits(inputs[3].reshape(6, -1), axis=1, bitorder="little").reshape(6, -1, bits)
     z = (z * (1 << np.arange(bits))).sum(-1)[:, :blocks]
     w = (q - np.repeat(z, 16, 1)) * np.repeat(inputs[2].reshape(6, blocks), 16, 1).astype(np.float64)
-    model = node_model("MatMulNBits", inputs, {1, 2, 3}, F32, K=k, N=6, block_size=16, bits=bits)
+    model = node_model("MatMulNBits", inputs, {1, 2, 3}, K=k, N=6, block_size=16, bits=bits)
     expected = inputs[0].astype(np.float64) @ w[:, :k].T
     assert np.abs(computed(model, {"x0": inputs[0]}) - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
 def test_packed_weights_stay_packed():
     inputs = nbits(4, False)
-    split, _ = fission_with_report(load_model(node_model("MatMulNBits", inputs, {1, 2}, F32, **BITS, bits=4)))
+    split, _ = fission_with_report(load_model(node_model("MatMulNBits", inputs, {1, 2}, **BITS, bits=4)))
     sizes = [c.array.nbytes for c in split.constants.values() if not c.is_uniform]
     assert max(sizes) == inputs[1].nbytes
 
@@ -247,7 +219,7 @@ BAD = [
 @pytest.mark.parametrize(("op", "inputs", "attributes", "error", "text"), BAD)
 def test_what_is_wrong_is_one_clear_error(op, inputs, attributes, error, text):
     known = {i for i, array in enumerate(inputs) if array is not None and i}
-    model = node_model(op, inputs, known, F32 if "Q" not in op else U8, **attributes)
+    model = node_model(op, inputs, known, **attributes)
     with pytest.raises(error, match=text):
         fission_with_report(load_model(model))
 
@@ -255,33 +227,31 @@ def test_what_is_wrong_is_one_clear_error(op, inputs, attributes, error, text):
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_an_operator_that_onnx_runtime_adds_to_the_standard(dtype):
     inputs = [real(2, 5, 8).astype(dtype), real(8).astype(dtype)]
-    model = onnx.load_from_string(
-        node_model("SimplifiedLayerNormalization", inputs, {1}, helper.np_dtype_to_tensor_dtype(inputs[0].dtype))
-    )
+    model = node_model("SimplifiedLayerNormalization", inputs, {1})
     model.graph.node[0].domain = ""
     feeds = {"x0": inputs[0]}
-    (wanted,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
-    np.testing.assert_allclose(computed(model.SerializeToString(), feeds), wanted, rtol=2e-3, atol=1e-3)
+    (wanted,) = in_onnxruntime(model, feeds)
+    np.testing.assert_allclose(computed(model, feeds), wanted, rtol=2e-3, atol=1e-3)
 
 
 def test_weights_that_are_no_constants_are_refused():
-    model = node_model("MatMulNBits", nbits(4, False), {2}, F32, **BITS, bits=4)
+    model = node_model("MatMulNBits", nbits(4, False), {2}, **BITS, bits=4)
     with pytest.raises(UnsupportedError, match="its input 1, the weights, is no constant"):
         load_model(model)
 
 
 def test_errors_of_standard_nodes_have_the_name_of_the_node_that_they_define():
-    model = onnx.ModelProto.FromString(node_model("QLinearAdd", ADD, set(), U8))
+    model = node_model("QLinearAdd", ADD, set())
     model.graph.node[0].name = "sum"
     model.graph.input[5].type.tensor_type.elem_type = TensorProto.INT8
     with pytest.raises(ModelError, match=r"node 'sum/DequantizeLinear_1' .*zero_point has inconsistent type"):
-        load_model(model.SerializeToString())
+        load_model(model)
 
 
 def test_an_operator_that_onnxruntime_refuses_is_not_called_unknown():
     inputs = nbits(4, False)[:3]
     inputs[1] = u8(6, 3, 6)
-    model = onnx.ModelProto.FromString(node_model("MatMulNBits", inputs, {1, 2}, F32, **BITS, bits=3))
+    model = node_model("MatMulNBits", inputs, {1, 2}, **BITS, bits=3)
     with pytest.raises(UnsupportedError, match="ONNX Runtime does not run it: ") as caught:
         HostEngine(model, 1)
     assert "neither" not in str(caught.value)

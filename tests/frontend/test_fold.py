@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 from korch.frontend import load_model
 from korch.primitive.dispute import noted_disputes
 from korch.primitive.op import Array
 from korch.testing.tolerance import assert_same
+from tests.support.models import one_operator
 from tests.support.node_cases import _arrays, _results, node_cases
 
 CUBIC = np.array([[[[0, 3, 1, 2], [5, 1, 4, 4], [2, 2, 0, 1]]]], np.float32)
@@ -22,13 +22,9 @@ IMAGE = np.linspace(-1, 2, 24, dtype=np.float32).reshape(1, 6, 2, 2)
 
 def folded(op: str, arrays: Sequence[Array], opset: int, outputs: int = 1, **attributes: object) -> list[Array]:
     """Return the constants into which a node with constant inputs is folded."""
-    names = [f"s{i}" for i in range(outputs)]
-    node = helper.make_node(op, [f"c{i}" for i in range(len(arrays))], names, **attributes)
-    stored = [onnx.numpy_helper.from_array(array, f"c{i}") for i, array in enumerate(arrays)]
-    graph = helper.make_graph([node], "g", [], [helper.make_empty_tensor_value_info(n) for n in names], stored)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    model = one_operator(op, [], constants=dict(enumerate(arrays)), opset=opset, outputs=outputs, **attributes)
     constants = load_model(model).constants
-    return [constants[name] for name in names]
+    return [constants[item.name] for item in model.graph.output]
 
 
 def softmax(x: Array, axis: int) -> Array:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
 import pytest
 from onnx import parser
 
@@ -14,7 +12,7 @@ from korch.frontend import load_model
 from korch.frontend.recurrent import replace_batch_first
 from korch.primitive.definitions import by_definition
 from korch.primitive.op import Array
-from tests.support.models import feeds_of, one_operator
+from tests.support.models import feeds_of, in_onnxruntime, one_operator
 
 STEPS, BATCH, WIDTH, HIDDEN = 4, 3, 2, 5
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -57,26 +55,20 @@ def _inputs(operator: str, given: list[int], directions: int) -> list[Array | No
     return arrays
 
 
-def _run(model: onnx.ModelProto, inputs: list[Array | None]) -> list[Array]:
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    results: list[Array] = session.run(None, feeds_of(inputs))
-    return results
-
-
 @pytest.mark.parametrize(("operator", "given", "attributes"), CASES)
 def test_layout_1_is_layout_0_between_transposes(operator: str, given: list[int], attributes: dict[str, Any]) -> None:
     inputs = _inputs(operator, given, 2 if attributes.get("direction") == "bidirectional" else 1)
     outputs = 3 if operator == "LSTM" else 2
     options: dict[str, Any] = {"opset": 14, "outputs": outputs, "hidden_size": HIDDEN, **attributes}
     swapped = [x.swapaxes(0, 1) if x is not None and i in (0, STATES, CELLS) else x for i, x in enumerate(inputs)]
-    y, *states = _run(one_operator(operator, swapped, **options), swapped)
+    y, *states = in_onnxruntime(one_operator(operator, swapped, **options), feeds_of(swapped))
     model = one_operator(operator, inputs, layout=1, **options)
     defined = by_definition(model.graph.node[0], inputs, 14)
     nodes = list(replace_batch_first(model.graph.node))
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     expected = [y.transpose(2, 0, 1, 3), *(state.swapaxes(0, 1) for state in states)]
-    results = _run(model, inputs)
+    results = in_onnxruntime(model, feeds_of(inputs))
     for found, right in zip(results, expected, strict=True):
         np.testing.assert_array_equal(found, right)
     for found, right in zip(defined, expected, strict=True):

@@ -18,6 +18,7 @@ from korch.fission import fission
 from korch.frontend.onnx import load_model
 from korch.primitive import reference
 from korch.testing.tolerance import assert_same
+from tests.support.models import in_onnxruntime
 
 Node = tuple[str, dict[str, Any], dict[int, Any]]
 """An operator, its attributes, and its inputs behind the first: arrays."""
@@ -127,16 +128,6 @@ def feeds_of(cases: dict[str, Any]) -> dict[str, Any]:
     return {f"x_{n}": rng.standard_normal(c[1]).astype(np.float32) for n, c in cases.items()}
 
 
-def expected_of(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[Any]:
-    """Return what ONNX Runtime computes, without its optimizations."""
-    ort = pytest.importorskip("onnxruntime")
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 4
-    session = ort.InferenceSession(model.SerializeToString(), options)
-    return list(session.run(None, feeds))
-
-
 DISAGREES = {
     "average-ceil-window-larger",
     "slice-back-from-before-the-axis",
@@ -152,7 +143,7 @@ def test_primitives_mean_what_onnx_does_and_no_rule_fails(name: str) -> None:
     model, feeds = model_of(case, CASES[name][0]), feeds_of(case)
     graph = fission(load_model(model))
     (expected,) = reference.run(graph, feeds).values()
-    assert_same(*expected_of(model, feeds), expected, terms=2000)
+    assert_same(*in_onnxruntime(model, feeds, optimizes=False), expected, terms=2000)
     if name not in DISAGREES:
         assert_same(*ReferenceEvaluator(model).run(None, feeds), expected, terms=2000)
     _, report = saturate(graph, strict=False)
@@ -166,7 +157,9 @@ def test_kernels_compute_it_and_the_search_ends(cache_folder: Path) -> None:
     executable: Any = korch.optimize(
         model, measure=False, threads=2, cache_folder=cache_folder, ablation=Ablation(baselines=False)
     )
-    for name, found, expected in zip(cases, executable.run(None, feeds), expected_of(model, feeds), strict=True):
+    for name, found, expected in zip(
+        cases, executable.run(None, feeds), in_onnxruntime(model, feeds, optimizes=False), strict=True
+    ):
         assert_same(found, expected, terms=2000, name=name)
 
 
@@ -176,7 +169,7 @@ def test_a_window_of_padding_only_is_the_maximum_of_no_numbers() -> None:
     model, feeds = model_of(case, 20), feeds_of(case)
     (found,) = reference.run(fission(load_model(model)), feeds).values()
     assert found.tolist() == [[[[-np.inf], [-np.inf]]]]
-    assert expected_of(model, feeds)[0].max() == np.finfo(np.float32).min
+    assert in_onnxruntime(model, feeds, optimizes=False)[0].max() == np.finfo(np.float32).min
 
 
 def test_equal_padding_counts_dilated_windows_as_the_standard_says() -> None:

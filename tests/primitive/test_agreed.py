@@ -6,7 +6,6 @@ import sys
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
 
@@ -15,7 +14,7 @@ from korch.primitive.definitions import by_definition
 from korch.primitive.dispute import noted_disputes
 from korch.primitive.ops import OPS, opaque
 from korch.primitive.ops.opaque import OpaqueAttributes
-from tests.support.models import feeds_of, one_operator
+from tests.support.models import feeds_of, in_onnxruntime, one_operator
 
 ONE, TWO = [np.array([1.0, 2.0], np.float32)], [np.array([1.0, 3.0], np.float32)]
 
@@ -115,8 +114,7 @@ UNIQUE = np.random.default_rng(0).integers(0, 4, (3, 4)).astype(np.float32)
 @pytest.mark.parametrize("attributes", [{}, {"axis": 0}, {"axis": 1}])
 def test_unique_elements(is_sorted: int, attributes) -> None:
     model = one_operator("Unique", [UNIQUE], opset=11, outputs=4, sorted=is_sorted, **attributes)
-    session = onnxruntime.InferenceSession(model.SerializeToString())
-    expected = session.run(None, feeds_of([UNIQUE]))
+    expected = in_onnxruntime(model, feeds_of([UNIQUE]))
     for array, wanted in zip(by_definition(model.graph.node[0], [UNIQUE], 11), expected, strict=True):
         np.testing.assert_array_equal(array, wanted)
 

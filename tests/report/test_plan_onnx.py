@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import pytest
 
 import korch
@@ -17,18 +16,12 @@ from korch.primitive.ops import OPS
 from korch.report.plan_onnx import metadata, plan_model
 from korch.testing.samples import random_arrays
 from korch.testing.tolerance import assert_same
+from tests.support.models import in_onnxruntime
 from tests.support.samples_of_ops import LEGAL
 
-onnxruntime = pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxruntime")
 UNKNOWN = {"asinh", "acosh", "atanh", "bitwise_not", "shift_left", "shift_right"}
 """Whose samples ONNX Runtime does not run in their types."""
-
-
-def run(model: onnx.ModelProto, feeds):
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(None, feeds)
 
 
 @pytest.mark.long
@@ -55,9 +48,9 @@ def test_onnxruntime_runs_the_plan_and_agrees(name, cache_folder):
         for t in executable.get_inputs()
     }
     own = executable(*arrays.values())
-    for tensor, a, b in zip(executable.get_outputs(), own, run(model, arrays), strict=True):
+    for tensor, a, b in zip(executable.get_outputs(), own, in_onnxruntime(model, arrays), strict=True):
         assert_same(a, b, terms=1000, name=tensor.name)
-    for tensor, found, expected in zip(executable.get_outputs(), own, run(given, arrays), strict=True):
+    for tensor, found, expected in zip(executable.get_outputs(), own, in_onnxruntime(given, arrays), strict=True):
         assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max(), tensor.name
 
 
@@ -76,5 +69,5 @@ def test_every_primitive_means_the_same_in_onnx(row):
             arrays[1] = np.where(arrays[1] == 0, np.ones_like(arrays[1]), arrays[1])
         feeds = {f"i{k}": a for k, a in enumerate(arrays)}
         expected = reference.run(graph, feeds)["o0"]
-        (found,) = run(OnnxNodes(graph, "a test").model(), feeds)
+        (found,) = in_onnxruntime(OnnxNodes(graph, "a test").model(), feeds)
         assert_same(found, expected, terms=100, name=row.name)

@@ -20,6 +20,7 @@ def one_operator(
     opset: int = 17,
     outputs: int = 1,
     domain: str = "",
+    version: int = 1,
     **attributes: Any,
 ) -> onnx.ModelProto:
     """Return a model of one operator.
@@ -28,9 +29,10 @@ def one_operator(
         op_type: the operator.
         inputs: for each input an array, which sets its type, or None if the input is omitted.
         constants: inputs, by position, that are initializers with these elements.
-        opset: the version of the domain.
+        opset: the version of the standard.
         outputs: the number of outputs; they are named y0, y1, ....
         domain: the operator's domain.
+        version: the version of this domain, if it is not the standard.
         attributes: the operator's attributes.
     """
     known = dict(constants or {})
@@ -47,7 +49,7 @@ def one_operator(
     results = [onnx.helper.make_empty_tensor_value_info(f"y{i}") for i in range(outputs)]
     stored = [onnx.numpy_helper.from_array(np.asarray(a), f"x{i}") for i, a in known.items()]
     graph = onnx.helper.make_graph([node], "one", declared, results, stored)
-    imports = [onnx.helper.make_opsetid(domain, opset)]
+    imports = [onnx.helper.make_opsetid("", opset), *[onnx.helper.make_opsetid(domain, version)] * bool(domain)]
     return onnx.helper.make_model(graph, opset_imports=imports, ir_version=8)
 
 
@@ -102,9 +104,14 @@ def saved(model: onnx.ModelProto, folder: Path) -> Path:
     return folder / "m.onnx"
 
 
-def in_onnxruntime(path: Path, inputs: Mapping[str, Array]) -> Any:
-    """Return what ONNX Runtime computes."""
+def in_onnxruntime(model: Path | bytes | onnx.ModelProto, inputs: Mapping[str, Array], optimizes: bool = True) -> Any:
+    """Return what ONNX Runtime computes; `optimizes`: with its optimizations."""
     import onnxruntime  # most tests of models do not need it
 
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    if not optimizes:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    source = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
+    session = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     return session.run(None, dict(inputs))
