@@ -126,20 +126,6 @@ def test_a_take_of_a_pad_may_read_nothing_but_the_fill(target, rng):
         check_lowering(group, offer, target, random_arrays(rng, group.input_types))
 
 
-@pytest.mark.parametrize("text", ["f32[1,128,13,13]", "f32[1,32,40,40]"])
-def test_windows_are_reduced_by_columns_and_then_along_rows(text, target):
-    g = Graph()
-    group = g.group(g.pool("max", g.tensor(text), (5, 5), (1, 1), (2, 2), (2, 2), (1, 1)))
-    for offer in offers_of(group, target):
-        passes = [p for stage in lowered(group, offer, target).stages for p in stage.passes]
-        taps = [math.prod(a.extent for a in p.axes if a.is_reduced) for p in passes]
-        assert taps == [1, 5, 5]
-    g = Graph()  # 2 x 2 steps are as few as 2 and 2, and no window hangs over
-    group = g.group(g.pool("max", g.tensor(text), (2, 2), (1, 1), (0, 0), (0, 0), (1, 1)))
-    (stage,) = lowered(group, offers_of(group, target)[0], target).stages
-    assert len(stage.passes) == 1
-
-
 def test_concatenations_are_cut_where_no_order_of_loops_suits_all(target):
     """Classes are transposed in squares; boxes, a score and classes of one row lie side by side."""
     g = Graph()

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
 
-from korch.tile.analysis.collect import WrittenSpan, begins_lines, collected
-from korch.tile.ir.index import Expr, add, substitute
+from korch.tile.ir.index import Expr, Var, add, substitute
 from korch.tile.ir.index import constant as number
 from korch.tile.ir.passes import turns_on
 from korch.tile.ir.program import Accumulate, Axis, Inside, Load, Select, Sink
 from korch.tile.llvm.emit import SHORT_LINES, UNROLLED_TURNS, SsaValue, constant
 from korch.tile.llvm.index import Env, end_of
-from korch.tile.llvm.memory import Place
 from korch.tile.llvm.points import PointVector
 from korch.tile.llvm.reduce import SumPrinter
-from korch.tile.llvm.stream import after_line, before_line, stream_span
 from korch.tile.lower.loops import ALIASED_ELEMENTS, LINE_ELEMENTS, is_across, side_of
 
 ALIASED_SIDE = 8
@@ -40,10 +36,6 @@ UNROLLED_EXTENT = 4
 MOST_DECIDED = 2
 """At most this number of guards are tested before the innermost loop, which is printed for each combination."""
 
-LONG_ROW = 256
-"""The minimum elements of rows that are written past the caches even if they begin inside cache lines."""
-
-
 At = Callable[[SsaValue], None]
 
 
@@ -58,20 +50,7 @@ class NestPrinter(SumPrinter):
         if any(axis.extent == 0 for axis in kept):
             return
         outer = [a for a in kept if a is not self.vector and a is not self.across]
-        starts = {buffer: self._start(buffer, span) for buffer, span in self.written_spans.items()}
         self._where(outer, self.pass_.where, self.env)
-        for buffer, span in self.written_spans.items():
-            self.context.era += 1
-            source = replace(self.redirected[buffer], floor=self.emit.depth, era=self.context.era)
-            count = self.emit.times(end_of(self.emit, span.outer, span.outer.extent, self.env), span.row)
-            stream_span(self.memory, starts[buffer], source, count)
-
-    def _start(self, buffer: str, span: WrittenSpan) -> Place:
-        """Print the address of a span, and that of the private memory in which it is collected."""
-        emit, start = self.emit, self.place(buffer, span.start, self.env)
-        lines = emit.array(start.kind, span.size + LINE_ELEMENTS)
-        self.redirected[buffer] = replace(start, at=emit.place(start.kind, lines, after_line(emit, start)))
-        return start
 
     def _where(self, outer: Sequence[Axis], where: Sequence[Inside], env: Env) -> None:
         """Print guards of the pass outside the loops that they do not depend on, then these loops."""
@@ -188,8 +167,7 @@ class NestPrinter(SumPrinter):
             self._fetch(self.fetches.beside, points)
             self._fetch(self.fetches.written, points, write=1)
         for sink in self.pass_.sinks:
-            index = self.written_spans[sink.buffer].index if sink.buffer in self.written_spans else sink.index
-            self.store(sink.buffer, index, values[sink.value], points, streams=self.streams(sink))
+            self.store(sink.buffer, sink.index, values[sink.value], points, streams=self.streams(sink))
 
     def _fetch(self, places: Sequence[tuple[str, Expr, int]], points: PointVector, write: int = 0) -> None:
         for buffer, index, step in places:
@@ -199,42 +177,18 @@ class NestPrinter(SumPrinter):
     @property
     def is_streamed(self) -> bool:
         """Whether anything is written past the caches."""
-        return bool(self.written_spans) or any(map(self.streams, self.pass_.sinks))
+        return any(map(self.streams, self.pass_.sinks))
 
     def streams(self, sink: Sink) -> bool:
-        """Return whether whole vectors are written past the caches, preferably as whole cache lines."""
+        """Return whether whole cache lines are written past the caches: all rows begin at boundaries of lines."""
         axis = self.vector
         if axis is None or sink.buffer not in self.context.streamed or isinstance(sink, Accumulate):
             return False
         if self.pass_.across and self.context.lanes < LINE_ELEMENTS:
             return False
-        if sink.buffer in self.written_spans:
-            return False
-        is_along = substitute(sink.index, {}, self.ranges).coefficient(axis.name) == 1
-        is_long = axis.extent >= LONG_ROW and not self.pass_.across
-        return is_along and (is_long or begins_lines(self.pass_, sink))
-
-    @cached_property
-    def written_spans(self) -> dict[str, WrittenSpan]:
-        """The spans that are collected before they are written past the caches.
-
-        Rows that are long enough are written past the caches directly. Nothing is collected if a vector register holds
-        less than half a cache line.
-        """
-        if self.vector is None or self.context.lanes < LINE_ELEMENTS // 2:
-            return {}
-        is_long = self.vector.extent >= LONG_ROW and not self.pass_.across
-        return {} if is_long else collected(self.pass_, self.context.streamed)
-
-    def head(self, low: int, high: int, env: Env) -> SsaValue | None:
-        """Print the number of elements before the first whole cache line of a streamed row; None if it is short."""
-        if self.vector is None or self.pass_.across or self.pass_.is_reduction or high - low < LONG_ROW:
-            return None
-        for sink in filter(self.streams, self.pass_.sinks):
-            if low % LINE_ELEMENTS or not begins_lines(self.pass_, sink):
-                own = {**env, self.vector.name: self.emit.index(low)}
-                return before_line(self.emit, self.place(sink.buffer, sink.index, own))
-        return None
+        others = [step for atom, step in sink.index.terms if atom != Var(axis.name)]
+        begins_lines = all(step % LINE_ELEMENTS == 0 for step in (sink.index.constant, *others))
+        return begins_lines and substitute(sink.index, {}, self.ranges).coefficient(axis.name) == 1
 
     # Squares
 

@@ -99,7 +99,6 @@ class PointPrinter:
         if pass_ in stage.steps and all(isinstance(step, Pass) for step in stage.steps):
             self.fetches = fetches_of(context.program, stage, pass_, context.streamed, context.large)
         self.tables: Mapping[str, ByteTable] = tables_of(pass_.ops) if context.isa.is_avx512 else {}
-        self.redirected: dict[str, Place] = {}  # where stores to a buffer are collected
 
     @property
     def lines(self) -> int:
@@ -206,8 +205,7 @@ class PointPrinter:
             era, floor = context.era, emit.depth
         elif buffer not in context.given:
             era, floor = self.era, max(floor, self.base)
-        base = self.redirected[buffer].at if buffer in self.redirected else context.bases[buffer]
-        at = address(emit, kind, base, index, env)
+        at = address(emit, kind, context.bases[buffer], index, env)
         return Place(at, context.dtypes[buffer], kind, floor, era)
 
     def _load(self, op: Load, points: PointVector) -> SsaValue:

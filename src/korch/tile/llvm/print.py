@@ -55,7 +55,6 @@ from korch.tile.llvm.nest import NestPrinter
 from korch.tile.llvm.parameters import counted, placed_rows, share_of
 from korch.tile.llvm.points import KernelContext
 from korch.tile.llvm.sort import print_order
-from korch.tile.llvm.stream import end_streams
 from korch.tile.llvm.windows import contract_printer, refused_step
 from korch.tile.lower.buffers import places_in_memory
 
@@ -222,7 +221,8 @@ class _Printer:
             else:
                 emit.loop(begin, end, 1, lambda task: self._run(stage, self.grids[i], task, env))
             if self.context.streamed & written_by(stage.steps) and self.isa.is_x86:
-                end_streams(emit)
+                emit.declare("llvm.x86.sse.sfence", "void")  # others may read what was written past the caches
+                emit.effect("call void @llvm.x86.sse.sfence()")
             emit.effect("ret void")
 
     def _run(self, stage: Stage, grid: Sequence[Axis], task: SsaValue, env: Env) -> None:

@@ -72,17 +72,13 @@ class SpanPrinter(PointPrinter):
         def run(at: SsaValue, lanes: int = width, mask: SsaValue | None = None, count: int = 1) -> None:
             places = [emit.add(at, emit.index(u * lanes)) for u in range(count)]
             first = at.number if at.number is not None else low  # loops over whole vectors begin at `low`
-            is_aligned = lanes > 1 and first % lanes == 0 and head is None
+            is_aligned = lanes > 1 and first % lanes == 0
             points = PointVector(env, ranges, axis.name, lanes, mask, is_aligned)
             body([replace(points, env={**env, axis.name: place}) for place in places])
 
-        stop, begin = end.number, emit.index(low)
-        head = self.head(low, high, env) if width > 1 else None
-        if head is not None:
-            begin = emit.least(end, emit.add(begin, head))
-            emit.loop(emit.index(low), begin, 1, lambda i: run(i, 1))
-        if stop is None or width == 1 or head is not None:
-            self._dynamic(begin, end, width, run, can_mask=can_mask, can_overlap=head is None and not self.updates)
+        stop = end.number
+        if stop is None or width == 1:
+            self._dynamic(emit.index(low), end, width, run, can_mask=can_mask)
             return
         whole = low + (stop - low) // width * width
         at = low
@@ -102,13 +98,7 @@ class SpanPrinter(PointPrinter):
                 run(emit.index(stop - rest), lanes)
                 rest -= lanes
 
-    def head(self, low: int, high: int, env: Env) -> SsaValue | None:
-        """Print the number of elements that are written before whole cache lines, or return None."""
-        return None
-
-    def _dynamic(
-        self, begin: SsaValue, end: SsaValue, width: int, run: Callable[..., None], *, can_mask: bool, can_overlap: bool
-    ) -> None:
+    def _dynamic(self, begin: SsaValue, end: SsaValue, width: int, run: Callable[..., None], *, can_mask: bool) -> None:
         """Print the loops up to an end that is known at run time only."""
         emit = self.emit
         if width == 1:
@@ -124,7 +114,7 @@ class SpanPrinter(PointPrinter):
             left = emit.add(end, emit.times(whole, -1))
             is_more = emit.test("icmp slt", whole, end)
             emit.branch(is_more, lambda: run(whole, mask=self.first(left, width)))
-        elif can_overlap:
+        elif not self.updates:
             last = emit.add(end, emit.index(-width))
             overlaps = emit.op("and", emit.test("icmp slt", begin, whole), emit.test("icmp slt", whole, end))
             emit.branch(overlaps, lambda: run(last), singles)

@@ -85,8 +85,7 @@ def _is_along(pass_: Pass, vector: str, across: str, sizes: Mapping[str, int], l
     """
     sink = max(pass_.sinks, key=lambda sink: sizes[sink.buffer])
     if sizes[sink.buffer] >= LARGE_ELEMENTS:
-        extent = next(axis.extent for axis in pass_.axes if axis.name == vector)
-        return lanes < LINE_ELEMENTS or (_share_lines(pass_, across) and extent > 2 * LONGEST_ROW)
+        return lanes < LINE_ELEMENTS or _share_lines(pass_, across)
     written = abs(sink.index.coefficient(across) or 0)
     loads = [op.index for op in pass_.ops if isinstance(op, Load)]
     steps = [i.coefficient(vector) or 0 for i in loads if i.coefficient(across) == 1]
@@ -98,12 +97,11 @@ def _is_along(pass_: Pass, vector: str, across: str, sizes: Mapping[str, int], l
 def grid_for(pass_: Pass, threads: int, lanes: int) -> Stage:
     """Return the stage of a free pass: outer loops become grid axes, and a long loop is cut into tiles."""
     axes, grid = list(pass_.axes), list[Axis]()
-    is_large = math.prod(axis.extent for axis in axes) >= LARGE_ELEMENTS
     while len(axes) > 1 and math.prod(axis.extent for axis in axes) > TASK_POINTS:
         if axes[0].is_reduced or (axes[0].extent <= 4 and turns_on(pass_, axes[0].name)):
             break
         if pass_.across and len(axes) == 2:
-            return _grid_of_squares(pass_, grid, threads, lanes, is_large)
+            return _grid_of_squares(pass_, grid, threads, lanes)
         grid.append(axes.pop(0))
     tasks = math.prod(axis.extent for axis in grid)
     last = axes[0] if len(axes) == 1 else None
@@ -120,7 +118,7 @@ def grid_for(pass_: Pass, threads: int, lanes: int) -> Stage:
     return Stage(tuple(grid), (dataclasses.replace(pass_, axes=tuple(axes)),))
 
 
-def _grid_of_squares(pass_: Pass, grid: list[Axis], threads: int, lanes: int, is_large: bool) -> Stage:
+def _grid_of_squares(pass_: Pass, grid: list[Axis], threads: int, lanes: int) -> Stage:
     """Cut the two axes of squares into tiles, which are ordered along the rows that are read.
 
     Short rows are written whole by one thread: if two threads shared a row, its prefetched lines and
@@ -135,15 +133,12 @@ def _grid_of_squares(pass_: Pass, grid: list[Axis], threads: int, lanes: int, is
     side, step = side_of(along.extent, lanes), side_of(across.extent, lanes)
     shares = _shares(threads, math.prod(a.extent for a in grid))
     least, longest = TILE_SIDE, LONGEST_ROW
-    points = TASK_POINTS
     if _share_lines(pass_, across.name):
         least, longest = step, 2 * LONGEST_ROW
-        if is_large:  # collected in the L2 cache
-            points = TILE_SIDE * along.extent
     is_whole = along.extent <= longest and across.extent >= shares * least
     if is_whole or turns_on(pass_, along.name):
         width = along.extent
-        height = min(max(points, TASK_POINTS) // along.extent, LONGEST_ROW)
+        height = min(TASK_POINTS // along.extent, LONGEST_ROW)
         height = _tile(across.extent, max(step, min(across.extent, height)), step, shares)
     else:
         width = _tile(along.extent, min(along.extent, TILE_SIDE), side, shares)

@@ -18,13 +18,12 @@ from korch.primitive.ops.reduce import PoolAttributes, identity
 from korch.primitive.types import row_major_strides
 from korch.ranges.live import blocks, count_of, joined, rows_apart
 from korch.tile.ir.index import ZERO, Expr, Ranges, add, remainder, scale, var
-from korch.tile.ir.program import Accumulate, Axis, Buffer, Level, Pass, Sink, Stage, Store, TileProgram
+from korch.tile.ir.program import Accumulate, Axis, Buffer, Inside, Level, Pass, Sink, Stage, Store, TileProgram
 from korch.tile.lower.buffers import ports
 from korch.tile.lower.emit import Emitter, Index, physical_offset
 from korch.tile.lower.loops import arrange, grid_for
 from korch.tile.lower.parts import cut_pass
 from korch.tile.lower.staging import Machine, Member, StageDraft, Staging
-from korch.tile.lower.window import COLUMN, RowTile, border_pass, place_rows, row_pass
 
 TILE_LIMIT_BYTES = 128 << 10
 """The maximum bytes per task of a member that is a tile; larger ones are in the workspace."""
@@ -48,7 +47,6 @@ class _Lowering(Staging):
     ) -> None:
         super().__init__(body, inputs, outputs, machine, keep)
         self.level: dict[int, Level] = {}
-        self.places: dict[int, RowTile] = {}
 
     def run(self) -> TileProgram:
         for member in self._find_members():
@@ -115,8 +113,7 @@ class _Lowering(Staging):
             else:
                 groups.append([member])
         ranges = {axis.name: (0, axis.extent - 1) for axis in grid}
-        passes = [p for group in groups for p in self._passes(stage, group)]
-        return [Stage(grid, tuple(self._arranged(pass_, ranges) for pass_ in passes))]
+        return [Stage(grid, tuple(self._arranged(self._pass(stage, group), ranges) for group in groups))]
 
     def _arranged(self, pass_: Pass, grid: Ranges) -> Pass:
         return arrange(pass_, self.machine.lanes, self._sizes(), grid)
@@ -129,38 +126,6 @@ class _Lowering(Staging):
         reduction = member.reduction
         reduced = reduction and (reduction.attributes, reduction.op[:4], self._reduced(member))
         return member.type.shape, member.grid_axis, reduced
-
-    def _passes(self, stage: StageDraft, members: list[Member]) -> list[Pass]:
-        """Return the passes of members that one loop nest can compute."""
-        rows = self._row_passes(stage, members[0]) if len(members) == 1 else []
-        return rows or [self._pass(stage, members)]
-
-    def _row_passes(self, stage: StageDraft, member: Member) -> list[Pass]:
-        """Return the passes of windows that are reduced first by columns and then along rows; none for others."""
-        row, reduction, dtype = member.row, member.reduction, member.type.dtype
-        if row is None or reduction is None:
-            return []
-        index, axes = self._axes(stage, [member])
-        grid = {f"g{g}": (0, n // block - 1) for g, (n, block) in enumerate(stage.grid)}
-        ranges = {axis.name: (0, axis.extent - 1) for axis in axes} | grid
-        buffer, address = self._address(member.value, index, ranges)
-        op = reduction.op.split("_")[1]
-        place = place_rows(f"w{member.value}", axes, address, row)
-        self.places[member.value] = place
-        taps = [Axis(name, n, True) for name, n in self._reduced(member).items()][:-1]
-        loops = [*(a for a in axes if a.name != row.loop), Axis(COLUMN, row.columns), *taps]
-        ranges = {axis.name: (0, axis.extent - 1) for axis in loops} | grid
-        emitter = Emitter(self.body, self._home(member, None), ranges)
-        source = (*self._source_index(member, index)[:-1], var(COLUMN))
-        value = self._tap(emitter, member, source, op)
-        parts = {axis.name: var(axis.name) for axis in axes} | {row.loop: row.column(var(COLUMN))}
-        at = place.at(parts)
-        sink = Accumulate(place.buffer, at, value, op) if taps else Store(place.buffer, at, value)
-        result = Accumulate(buffer, address, "x0", op)
-        passes = [border_pass(place, op, dtype)] if row.has_border else []
-        passes.append(Pass(tuple(loops), "", tuple(emitter.ops), (sink,)))
-        passes.append(row_pass(place, row, axes, result, dtype))
-        return passes
 
     def _pass(self, stage: StageDraft, members: list[Member]) -> Pass:
         first = members[0]
@@ -182,19 +147,14 @@ class _Lowering(Staging):
         reduction = member.reduction
         if reduction is None:
             return Store(buffer, address, emitter.value(member.source, source))
-        op = reduction.op.split("_")[1]
-        if isinstance(reduction.attributes, PoolAttributes):
-            return Accumulate(buffer, address, self._tap(emitter, member, source, op), op)
-        return Accumulate(buffer, address, emitter.value(member.source, source), op)
-
-    def _tap(self, emitter: Emitter, member: Member, source: Index, op: str) -> str:
-        """Emit the load of one element of a window, or the identity beyond the border; return its name."""
-        shape, dtype = self.body.types[member.source].shape, member.type.dtype
-        guards = tuple(guard for e, n in zip(source, shape, strict=True) for guard in emitter.inside(e, 0, n))
-        name = emitter.value(member.source, source, guards)
-        if not guards:
-            return name
-        return emitter.select(dtype, guards, name, emitter.literal(dtype, identity(op, dtype)))
+        op, guards = reduction.op.split("_")[1], list[Inside]()
+        if isinstance(reduction.attributes, PoolAttributes):  # windows may reach beyond the border
+            shape = self.body.types[member.source].shape
+            guards = [guard for e, n in zip(source, shape, strict=True) for guard in emitter.inside(e, 0, n)]
+        value, dtype = emitter.value(member.source, source, tuple(guards)), member.type.dtype
+        if guards:
+            value = emitter.select(dtype, tuple(guards), value, emitter.literal(dtype, identity(op, dtype)))
+        return Accumulate(buffer, address, value, op)
 
     def _axes(self, stage: StageDraft, members: Sequence[Member]) -> tuple[Index, list[Axis]]:
         """Return the index of members of one shape in loop variables, and their loops."""
@@ -242,7 +202,4 @@ class _Lowering(Staging):
             elif level is Level.TILE:
                 size = math.prod(self._tile_shape(value))
                 buffers.append(Buffer(f"t{value}", level, type_.dtype, size))
-        for value, place in self.places.items():
-            dtype = self.body.types[value].dtype
-            buffers.append(Buffer(place.buffer, Level.TILE, dtype, place.size))
         return tuple(buffers)

@@ -23,7 +23,6 @@ from korch.tile.ir.index import ZERO, Expr, Ranges, add, constant, scale, var
 from korch.tile.ir.program import Load
 from korch.tile.lower.emit import Emitter, Home, Index, physical_offset
 from korch.tile.lower.loops import beside
-from korch.tile.lower.window import ROW_ELEMENTS, WindowRow, pays, row_of
 
 WIDEST_BLOCK = 1024
 STARVED_ELEMENTS = 4096
@@ -102,7 +101,6 @@ class Member:
     reduction: Primitive | None
     grid_axis: dict[int, int] = field(default_factory=dict)  # stage's grid axis -> own axis
     reads: frozenset[int] = frozenset()
-    row: WindowRow | None = None  # for windows that are reduced by columns first
 
 
 @dataclass
@@ -211,50 +209,15 @@ class Staging:
         member.grid_axis = dict(enumerate(kept))
         split_axis, block = self._vector_split(member, kept)
         blocks = {split_axis: block} if split_axis is not None else {}
-        member.row = self._row(member, split_axis)
-        if member.row is not None:
-            blocks |= self._blocks_of_rows(member, member.row, kept, blocks)
-        elif not self.machine.is_device:
+        if not self.machine.is_device:
             blocks |= self._rows(member, [a for a in kept if a != split_axis], block)
         return StageDraft([(member.type.shape[a], blocks.get(a, 1)) for a in kept], is_free=False)
 
-    def _row(self, member: Member, split_axis: int | None) -> WindowRow | None:
-        """Return the row in which windows are reduced, columns first; None if that is not faster."""
-        attributes = member.reduction and member.reduction.attributes
-        if not isinstance(attributes, PoolAttributes) or self.machine.is_device:
-            return None
-        last, lanes = member.type.rank - 1, self.machine.lanes
-        columns = self.body.types[member.source].shape[last]
-        if split_axis is None:
-            return None
-        row = row_of(attributes, f"v{last}", f"v{split_axis}", member.type.shape[last], columns)
-        if row is None or row.size * lanes > ROW_ELEMENTS or not pays(attributes, row, lanes):
-            return None
-        return row
-
-    def _blocks_of_rows(
-        self, member: Member, row: WindowRow, kept: list[int], blocks: dict[int, int]
-    ) -> dict[int, int]:
-        """Return the blocks of a task that reduces windows in rows: whole rows, as many as fit in the cache."""
-        last = member.type.rank - 1
-        found = {last: row.windows}
-        for axis, block in blocks.items():
-            while axis != last and block * row.size > ROW_ELEMENTS and block % 2 == 0:
-                block //= 2
-            found.setdefault(axis, block)
-        block = math.prod(found.values())
-        steps = sum(self._reduced(member).values())
-        rows = ROW_ELEMENTS * row.windows // (block * row.size)
-        room = min(rows, WINDOW_POINTS // (block * steps))
-        others = [axis for axis in kept if axis not in found]
-        return found | self._rows(member, others, block, room)
-
-    def _rows(self, member: Member, axes: list[int], block: int, room: int | None = None) -> dict[int, int]:
+    def _rows(self, member: Member, axes: list[int], block: int) -> dict[int, int]:
         """Return, by axis, how many elements of the kept axes `axes` a task takes so that it is not too short."""
-        if room is None:
-            is_window = isinstance(member.reduction and member.reduction.attributes, PoolAttributes)
-            points = block * math.prod(self._reduced(member).values())
-            room = (WINDOW_POINTS if is_window else ROW_POINTS // self._arrays(member)) // max(1, points)
+        is_window = isinstance(member.reduction and member.reduction.attributes, PoolAttributes)
+        points = block * math.prod(self._reduced(member).values())
+        room = (WINDOW_POINTS if is_window else ROW_POINTS // self._arrays(member)) // max(1, points)
         tasks = member.type.size // block
         blocks: dict[int, int] = {}
         for axis in reversed(axes):
