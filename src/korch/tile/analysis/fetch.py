@@ -1,9 +1,8 @@
 """Chooses what the loops of a tile program prefetch.
 
-The hardware prefetches a few lines ahead of a read, and none beyond a page. That is too late if a task
-has several passes of which only the first reads from memory, and too little if whole lines are written
-past the caches at the same time. A line that is written in parts, by vectors, must first be read, and
-without prefetches a core has few such reads outstanding at once.
+The hardware prefetches a few lines ahead of a read, and none beyond a page, which is too late for a reduction that
+reads one stream from memory. A line that is written in parts, by vectors, must first be read, and without prefetches a
+core has few such reads outstanding at once.
 """
 
 from __future__ import annotations
@@ -12,12 +11,9 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from korch.tile.ir.index import Expr
-from korch.tile.ir.program import Axis, Level, Load, Pass, Sink, Stage, TileProgram, read_by
+from korch.tile.ir.program import Axis, Level, Load, Pass, Sink, Stage, TileProgram
 from korch.tile.lower.buffers import LINE_BYTES
 from korch.tile.lower.loops import LINE_ELEMENTS
-
-MOST_AHEAD = 4096
-"""The maximum distance in elements from a task's data to the next task's that is prefetched: L1 holds both."""
 
 FAR_BYTES = 8 << 10
 """The distance in bytes at which lines are prefetched from memory into the L2 cache."""
@@ -37,82 +33,16 @@ LEAST_LAPS = 4
 class Fetches:
     """What one pass prefetches. Distances are in elements ahead of the element that is accessed."""
 
-    # by name of a load, the distance of its prefetch into the L1 cache
-    near: Mapping[str, int] = field(default_factory=dict)
     # by name of a load, the distance of its prefetch into the L2 cache
-    far: Mapping[str, int] = field(default_factory=dict)
-    # prefetches into the L1 cache that accompany the stores: (buffer, index, distance)
-    beside: tuple[tuple[str, Expr, int], ...] = ()
-    written: tuple[tuple[str, Expr, int], ...] = ()  # the same for lines that will be written
+    read: Mapping[str, int] = field(default_factory=dict)
+    # prefetches into the L1 cache of lines that will be written: (buffer, index, distance)
+    written: tuple[tuple[str, Expr, int], ...] = ()
 
 
 def fetches_of(program: TileProgram, stage: Stage, pass_: Pass, streamed: Set[str], large: Set[str]) -> Fetches:
-    """Return what a pass prefetches.
-
-    If the last pass of a task writes past the caches, it prefetches what the next task reads, so that
-    memory reads and writes overlap. Otherwise the second pass that reads a buffer does this: the first
-    one waits for memory, and afterwards memory is idle. A pass that is the first to read a large input
-    and writes past the caches prefetches from memory for itself.
-    """
-    at = next(i for i, other in enumerate(stage.passes) if other is pass_)
-    last = stage.passes[-1]
-    beside = _beside(stage, last) if _stores(last, streamed) else ()
-    left_out = {buffer for buffer, *_ in beside}
-    far: dict[str, int] = {}
-    if _stores(pass_, streamed):
-        before = read_by(stage.passes[:at])
-        far = _far(stage, pass_, large - before - left_out)
-    elif pass_.is_reduction:
-        far = _streams(pass_, large)
-    return Fetches(
-        near=_near(stage, at, left_out),
-        far=far,
-        beside=beside if pass_ is last else (),
-        written=_written(program, stage, pass_, streamed),
-    )
-
-
-def _stores(pass_: Pass, streamed: Set[str]) -> bool:
-    """Return whether a pass is no reduction and writes past the caches."""
-    return not pass_.is_reduction and any(s.buffer in streamed for s in pass_.sinks)
-
-
-def _next_step(stage: Stage, index: Expr) -> int:
-    """Return the distance from an element to the one that the next task reads; 0 if it is too short or too long."""
-    step = (index.coefficient(stage.grid[-1].name) or 0) if stage.grid else 0
-    return step if LINE_ELEMENTS <= step <= MOST_AHEAD else 0
-
-
-def _near(stage: Stage, at: int, left_out: Set[str]) -> dict[str, int]:
-    """Return the loads with which a pass, the second one that reads their buffer, prefetches for the next task."""
-    before = [read_by((p,)) for p in stage.passes[:at]]
-    found: dict[str, int] = {}
-    seen = set(left_out)
-    for op in stage.passes[at].ops:
-        if not isinstance(op, Load) or op.buffer in seen:
-            continue
-        seen.add(op.buffer)
-        step = _next_step(stage, op.index)
-        if sum(op.buffer in read for read in before) == 1 and not op.guards and step:
-            found[op.name] = step
-    return found
-
-
-def _beside(stage: Stage, last: Pass) -> tuple[tuple[str, Expr, int], ...]:
-    """Return what the last pass prefetches of the next task: elements that earlier passes read at the same points."""
-    extents = {axis.name: axis.extent for axis in (*stage.grid, *last.axes)}
-    first = read_by(stage.passes[:-1])
-    found: dict[str, tuple[str, Expr, int]] = {}
-    for pass_ in stage.passes:
-        own = {axis.name: axis.extent for axis in (*stage.grid, *pass_.axes)}
-        for op in pass_.ops:
-            if not isinstance(op, Load) or op.guards or op.buffer not in first - {*found}:
-                continue
-            is_same = all(extents.get(v) == own[v] for v in op.index.variables)
-            step = _next_step(stage, op.index)
-            if is_same and step and op.index.coefficient(last.vector) == 1:
-                found[op.buffer] = op.buffer, op.index, step
-    return tuple(found.values())
+    """Return what a pass prefetches."""
+    read = _streams(pass_, large) if pass_.is_reduction else {}
+    return Fetches(read, _written(program, stage, pass_, streamed))
 
 
 def _written(program: TileProgram, stage: Stage, pass_: Pass, streamed: Set[str]) -> tuple[tuple[str, Expr, int], ...]:
@@ -153,20 +83,6 @@ def _has_points(stage: Stage, pass_: Pass, other: Pass, sink: Sink) -> bool:
 def _loops(stage: Stage, pass_: Pass) -> list[Axis]:
     """Return the loops of a pass, innermost first."""
     return [axis for axis in (*stage.grid, *pass_.axes) if axis.extent > 1][::-1]
-
-
-def _far(stage: Stage, pass_: Pass, large: Set[str]) -> dict[str, int]:
-    """Return the distances at which loads of a pass from `large` buffers prefetch from memory."""
-    axes = _loops(stage, pass_)
-    found: dict[str, int] = {}
-    seen: set[str] = set()
-    for op in pass_.ops:
-        if isinstance(op, Load) and op.buffer in large - seen:
-            seen.add(op.buffer)
-            step = _later_step(op.index, FAR_BYTES // op.dtype.size_bytes, axes)
-            if step:
-                found[op.name] = step
-    return found
 
 
 def _streams(pass_: Pass, large: Set[str]) -> dict[str, int]:

@@ -117,16 +117,6 @@ class Memory:
         text = f"call {type_of(place.kind, lanes)} @{name}({given})" + (f" ; {place.era}" if place.era else "")
         return emit.pure(place.kind, lanes, text, *operands, floor=place.floor)
 
-    def permuted(self, place: Place, first: SsaValue, at: SsaValue) -> SsaValue:
-        """Print a load of a vector at `first`, permuted by positions in it."""
-        emit, lanes = self.emit, at.lanes
-        whole = self._raw(place, emit.place(place.kind, place.at, first), lanes)
-        if lanes == 16:
-            name = "llvm.x86.avx512.permvar.sf.512" if place.kind == "float" else "llvm.x86.avx512.permvar.si.512"
-        else:
-            name = "llvm.x86.avx2.permps" if place.kind == "float" else "llvm.x86.avx2.permd"
-        return emit.call(name, place.kind, lanes, whole, at)
-
     def square(self, place: Place, lanes: int, step: int) -> list[SsaValue]:
         """Print four vectors of which element i of vector j is at i * step + j, for four-byte elements.
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from korch.tile.ir.index import Expr, Var, add, substitute
+from korch.tile.ir.index import Var, add, substitute
 from korch.tile.ir.index import constant as number
 from korch.tile.ir.passes import turns_on
-from korch.tile.ir.program import Accumulate, Axis, Inside, Load, Select, Sink
+from korch.tile.ir.program import Accumulate, Axis, Inside, Load, Sink
 from korch.tile.llvm.emit import SHORT_LINES, UNROLLED_TURNS, SsaValue, constant
 from korch.tile.llvm.index import Env, end_of
 from korch.tile.llvm.points import PointVector
@@ -32,9 +32,6 @@ DENSE_AHEAD = 1024
 
 UNROLLED_EXTENT = 4
 """Loops of at most this extent are unrolled if a guard depends on them."""
-
-MOST_DECIDED = 2
-"""At most this number of guards are tested before the innermost loop, which is printed for each combination."""
 
 At = Callable[[SsaValue], None]
 
@@ -61,13 +58,9 @@ class NestPrinter(SumPrinter):
         elif self.all_hold(ready, self.ranges) is not False:
             rest = [guard for guard in where if guard not in ready]
             condition = self.condition(ready, PointVector(env, self.ranges))
-            self.emit.branch(condition, lambda: self._decide(dict.fromkeys(ready, True), outer, rest, env))
-
-    def _decide(self, known: dict[Inside, bool], outer: Sequence[Axis], where: Sequence[Inside], env: Env) -> None:
-        before = self.decided
-        self.decided = {**before, **known}
-        self._where(outer, where, env)
-        self.decided = before
+            before, self.decided = self.decided, self.decided.union(ready)
+            self.emit.branch(condition, lambda: self._where(outer, rest, env))
+            self.decided = before
 
     def _nest(self, outer: Sequence[Axis], where: Sequence[Inside], env: Env) -> None:
         """Print the kept loops, outermost first, then their body."""
@@ -82,21 +75,12 @@ class NestPrinter(SumPrinter):
                 self._where(rest, where, {**env, axis.name: self.emit.index(value)})
             self.ranges = before
             return
-        if not rest and (self._is_split(axis, env) or self.reduce_rows(axis, env)):
-            return
-        if len(rest) == 1 and not where and self._share_rows(axis, rest[0]) and self.reduce_rows(rest[0], env, axis):
+        if not rest and self.reduce_rows(axis, env):
             return
         end = end_of(self.emit, axis, axis.extent, env)
         self.emit.loop(
             self.emit.index(0), end, 1, lambda i: self._where(rest, where, {**env, axis.name: i}), cost=self._cost(rest)
         )
-
-    def _share_rows(self, outer: Axis, axis: Axis) -> bool:
-        """Return whether all elements of an axis read the same rows of another one, which then stay in the cache."""
-        is_plain = not self.clipped and not turns_on(self.pass_, outer.name) and not turns_on(self.pass_, axis.name)
-        loads = [substitute(op.index, {}, self.ranges).variables for op in self.pass_.ops if isinstance(op, Load)]
-        is_read = any(axis.name in own for own in loads)
-        return is_plain and is_read and not any({outer.name, axis.name} <= own for own in loads)
 
     def _cost(self, rest: Sequence[Axis]) -> int:
         points = self.lines
@@ -104,39 +88,9 @@ class NestPrinter(SumPrinter):
             points *= max(1, axis.extent // (self.lanes if axis is self.vector else 1))
         return points * (UNROLLED_EXTENT if self.reduced else 1)
 
-    def _is_split(self, axis: Axis, env: Env) -> bool:
-        """Print an axis as two loops, one inside and one at the edges, if guards separate these; return whether."""
-        parts = self.parts(axis) if self.clipped and axis.ragged is None else []
-        if len(parts) < 2:
-            return False
-        name, before = axis.name, self.ranges
-        low, high = max(parts, key=lambda part: part[1] - part[0])
-
-        def body(i: SsaValue) -> None:
-            self._inside({**env, name: i})
-
-        self.ranges = {**before, name: (low, high - 1)}
-        self.emit.loop(self.emit.index(low), self.emit.index(high), 1, body)
-        self.ranges, self.is_edge = before, True
-        for begin, end in ((0, low), (high, axis.extent)):
-            self.emit.loop(self.emit.index(begin), self.emit.index(end), 1, body)
-        self.is_edge = False
-        return True
-
     def _inside(self, env: Env) -> None:
-        """Print the loops over vectors, for each result of guards that do not depend on them."""
-        found = self._open_guards()
-        if found and len(found) <= MOST_DECIDED:
-            guard, before = found[0], self.decided
-
-            def decide(result: bool) -> None:
-                self.decided = {**before, guard: result}
-                self._inside(env)
-                self.decided = before
-
-            condition = self.condition([guard], PointVector(env, self.ranges))
-            self.emit.branch(condition, lambda: decide(True), lambda: decide(False))
-        elif self.across is not None:
+        """Print the loops over vectors."""
+        if self.across is not None:
             self._squares(self.across, env)
         elif not self.pass_.is_reduction:
             self.over(self.vector, env, self._stores)
@@ -144,15 +98,6 @@ class NestPrinter(SumPrinter):
             self.reduce_row(env)
         else:
             self.over(self.vector, env, self.reduce_lanes, self.abreast(self.vector))
-
-    def _open_guards(self) -> list[Inside]:
-        inner = {self.pass_.vector, self.pass_.across, *(axis.name for axis in self.reduced)}
-        guards = (g for op in self.pass_.ops if isinstance(op, Load | Select) for g in op.guards)
-        return [
-            guard
-            for guard in dict.fromkeys(guards)
-            if not guard.expr.variables & inner and self.all_hold([guard], self.ranges) is None
-        ]
 
     # Stores
 
@@ -164,15 +109,15 @@ class NestPrinter(SumPrinter):
         """Print the operations at some points, and their stores."""
         values = self.values(points)
         if points.lanes > 1:
-            self._fetch(self.fetches.beside, points)
-            self._fetch(self.fetches.written, points, write=1)
+            self._fetch(points)
         for sink in self.pass_.sinks:
             self.store(sink.buffer, sink.index, values[sink.value], points, streams=self.streams(sink))
 
-    def _fetch(self, places: Sequence[tuple[str, Expr, int]], points: PointVector, write: int = 0) -> None:
-        for buffer, index, step in places:
+    def _fetch(self, points: PointVector) -> None:
+        """Print the prefetches of lines that will be written."""
+        for buffer, index, step in self.fetches.written:
             at = add(substitute(index, {}, points.ranges), number(step))
-            self.emit.prefetch(self.place(buffer, at, points.env).at, write)
+            self.emit.prefetch(self.place(buffer, at, points.env).at, write=1)
 
     @property
     def is_streamed(self) -> bool:

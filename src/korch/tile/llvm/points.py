@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import assert_never
@@ -12,7 +11,6 @@ from korch.tile.analysis.clip import clipping_guards
 from korch.tile.analysis.fetch import Fetches, fetches_of
 from korch.tile.analysis.tables import ByteTable, live_ops, tables_of
 from korch.tile.ir.index import Expr, Ranges, add, scale, substitute, vector_step
-from korch.tile.ir.index import constant as number
 from korch.tile.ir.passes import is_nonpositive
 from korch.tile.ir.program import (
     Apply,
@@ -30,13 +28,9 @@ from korch.tile.ir.program import (
 )
 from korch.tile.llvm.arithmetic import FUNCTIONS, KIND, Arithmetic
 from korch.tile.llvm.emit import Emit, SsaValue, array, constant
-from korch.tile.llvm.index import address, both, condition, global_table, index_of, lanes_of
+from korch.tile.llvm.index import address, both, condition, global_table, lanes_of
 from korch.tile.llvm.isa import Isa
 from korch.tile.llvm.memory import Memory, Place, stored_kinds
-from korch.tile.lower.loops import SQUARE_TYPES
-
-LONGEST_TABLE = 4096
-"""The maximum number of entries of a table of indices along a vector axis."""
 
 
 @dataclass
@@ -90,7 +84,7 @@ class PointPrinter:
         self.squares: dict[str, SsaValue] = {}
         self.clips = clipping_guards(pass_)
         self.clipped = frozenset(guard for guards in self.clips.values() for guard in guards)
-        self.decided: dict[Inside, bool] = {}
+        self.decided: frozenset[Inside] = frozenset()  # guards that were tested outside of inner loops
         self.written = {sink.buffer for sink in pass_.sinks}
         self.base = self.emit.depth
         context.era += 1
@@ -116,9 +110,7 @@ class PointPrinter:
         return None if None in found else True
 
     def _holds(self, guard: Inside, ranges: Ranges) -> bool | None:
-        if guard in self.clipped:
-            return True
-        return self.decided[guard] if guard in self.decided else holds(guard, ranges)
+        return True if guard in self.clipped or guard in self.decided else holds(guard, ranges)
 
     def condition(self, guards: Sequence[Inside], points: PointVector) -> SsaValue:
         """Print whether guards hold, without those that are decided."""
@@ -240,7 +232,7 @@ class PointPrinter:
         index = substitute(op.index, {}, points.ranges)
         slope = self.step_of(index, points) if points.lanes > 1 else 0
         if slope is None or (points.mask is not None and slope not in (0, 1)):
-            return self._spread(op, index, points) or self._gathered(op, index, points)
+            return self._gathered(op, index, points)
         place = self.place(op.buffer, index, points.env)
         if slope == 0:
             one = memory.load(place, 1) if not is_masked else None
@@ -249,10 +241,8 @@ class PointPrinter:
             return self._gathered(op, index, points)
         if slope != 1:
             return memory.strided(place, points.lanes, slope)
-        if op.name in self.fetches.near:
-            emit.prefetch(memory.offset(place, self.fetches.near[op.name]))
-        elif op.name in self.fetches.far:
-            emit.prefetch(memory.offset(place, self.fetches.far[op.name]), locality=2)
+        if op.name in self.fetches.read:
+            emit.prefetch(memory.offset(place, self.fetches.read[op.name]), locality=2)
         return memory.load(place, points.lanes, points.mask)
 
     def _gathered(self, op: Load, index: Expr, points: PointVector) -> SsaValue:
@@ -260,26 +250,6 @@ class PointPrinter:
         place = self.place(op.buffer, rest, points.env)
         at = lanes_of(self.emit, own, points.env, points.variable, points.lanes, points.ranges)
         return self.memory.gather(place, at, points.mask)
-
-    def _spread(self, op: Load, index: Expr, points: PointVector) -> SsaValue | None:
-        """Print a load through a table of indices that grow by 0 or 1: one vector is loaded and permuted."""
-        axis, size, emit = self.vector, self.context.sizes[op.buffer], self.emit
-        own, rest = _parts_of(index, points.variable)
-        is_wide = points.lanes == self.context.lanes and points.lanes >= 8 and self.context.isa.is_x86
-        if axis is None or axis.name != points.variable or own.variables != {axis.name} or points.mask is not None:
-            return None
-        if axis.extent > LONGEST_TABLE or op.dtype not in SQUARE_TYPES or size < points.lanes or not is_wide:
-            return None
-        table = tuple(substitute(own, {axis.name: number(i)}, self.ranges).constant for i in range(axis.extent))
-        if any(b - a not in (0, 1) for a, b in itertools.pairwise(table)):
-            return None
-        base = emit.place("i32", SsaValue(global_table(emit, "i32", table), "ptr"), points.env[axis.name])
-        first = emit.convert("sext", emit.load("i32", 1, base, 4, emit.floor), "i64")
-        begin = emit.add(index_of(emit, rest, points.env), first)
-        start = emit.least(begin, emit.index(size - points.lanes))
-        moved = emit.convert("trunc", emit.op("sub", emit.op("sub", begin, start), first), "i32")
-        at = emit.op("add", emit.load("i32", points.lanes, base, 4, emit.floor), moved)
-        return self.memory.permuted(self.place(op.buffer, number(0), points.env), start, at)
 
     # Results
 

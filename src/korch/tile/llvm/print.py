@@ -46,7 +46,7 @@ from korch.tile.ir.program import (
     written_by,
 )
 from korch.tile.llvm.arithmetic import KIND, OPS
-from korch.tile.llvm.chosen import chosen_iteration, copied_elements, copy_chosen, nearest_iteration
+from korch.tile.llvm.chosen import chosen_iteration, nearest_iteration
 from korch.tile.llvm.emit import Emit, SsaValue, constant
 from korch.tile.llvm.index import ROW_TABLE, Env, end_of, index_of
 from korch.tile.llvm.isa import ISAS, Isa
@@ -340,17 +340,7 @@ class _Printer:
             self._steps(step.body, (*grid, axis), {**env, axis.name: i})
 
         if step.only is None:
-            begin, end = emit.index(0), end_of(emit, axis, axis.extent, env)
-            if (copied := copied_elements(step)) is not None:
-                lanes = self.context.lanes
-                whole = emit.add(end, emit.times(emit.rest(end, lanes), -1))
-
-                def vector(i: SsaValue) -> None:
-                    copy_chosen(self.context, axis, copied, grid, {**env, axis.name: i})
-
-                emit.loop(begin, whole, lanes, vector)
-                begin = whole
-            emit.loop(begin, end, 1, body)
+            emit.loop(emit.index(0), end_of(emit, axis, axis.extent, env), 1, body)
             return
         at = chosen_iteration(self.context, step.only, env)
         if step.is_nearest:

@@ -41,8 +41,6 @@ Row = Callable[[SsaValue], Env]
 class SumPrinter(SpanPrinter):
     """Prints reductions with several independent vector accumulators, which are combined at the end."""
 
-    is_edge = False  # whether the loops being printed are at the edges, where guards clip windows
-
     @property
     def reduced(self) -> list[Axis]:
         """The reduction axes."""
@@ -167,7 +165,7 @@ class SumPrinter(SpanPrinter):
 
     def _window(self, ends: Ends, whole: Ends, loops: Callable[[Ends], Sums]) -> Sums:
         """Print the loops over all reduced axes, with a version for where no guard clips them."""
-        if list(ends) == list(whole) or self.is_edge:
+        if list(ends) == list(whole):
             return loops(ends)
         is_whole = constant("i1", 1)
         for own, full in zip(ends, whole, strict=True):
@@ -288,13 +286,11 @@ class SumPrinter(SpanPrinter):
             one = self.combined(k, one, rest[k]) if rest else one
             self.store(sink.buffer, sink.index, one, PointVector(env, self.ranges))
 
-    def reduce_rows(self, axis: Axis, env: Env, around: Axis | None = None) -> bool:
+    def reduce_rows(self, axis: Axis, env: Env) -> bool:
         """Print the reductions of several elements of a kept axis at once; return whether they fit in registers.
 
         Each reduction leaves a vector. The lanes of all these vectors are combined together, which takes as many steps
         as for a single vector.
-
-        `around`: a kept axis whose loop is inside that over blocks of rows, because all its elements read these rows.
         """
         fitting = [n for n in (16, 8, 4) if n <= min(self.context.lanes, axis.extent)]
         whole = [n for n in fitting if axis.extent % n == 0 and axis.ragged is None]
@@ -307,27 +303,17 @@ class SumPrinter(SpanPrinter):
         emit = self.emit
         blocks = self._rows_together if self._is_short_row else self._rows_in_turn
 
-        def over(env: Env, body: Callable[[Env], None]) -> None:
-            if around is None:
-                body(env)
-                return
-            last = end_of(emit, around, around.extent, env)
-            emit.loop(emit.index(0), last, 1, lambda i: body({**env, around.name: i}))
-
         def block(first: SsaValue) -> None:
-            def rows(env: Env) -> None:
-                found = blocks(lambda i: {**env, axis.name: emit.add(first, i)}, count, width)
-                points = PointVector({**env, axis.name: first}, self.ranges, axis.name, count)
-                for k, sink in enumerate(self.accumulators):
-                    total = self.context.memory.folded(found[k], partial(self.combined, k))
-                    self.store(sink.buffer, sink.index, total, points)
-
-            over(env, rows)
+            found = blocks(lambda i: {**env, axis.name: emit.add(first, i)}, count, width)
+            points = PointVector({**env, axis.name: first}, self.ranges, axis.name, count)
+            for k, sink in enumerate(self.accumulators):
+                total = self.context.memory.folded(found[k], partial(self.combined, k))
+                self.store(sink.buffer, sink.index, total, points)
 
         end = end_of(emit, axis, axis.extent, env)
         last = self.whole(emit.index(0), end, count)
         emit.loop(emit.index(0), last, count, block)
-        emit.loop(last, end, 1, lambda i: over({**env, axis.name: i}, self.reduce_row))
+        emit.loop(last, end, 1, lambda i: self.reduce_row({**env, axis.name: i}))
         return True
 
     @property
