@@ -181,26 +181,26 @@ def change(n: int) -> Group:
     return make_layout_change(g.freeze(), value)
 
 
-CASES: tuple[tuple[str, str, Callable[[int], Group], str], ...] = (
-    ("elementwise", "add relu", add_relu, ""),
-    ("elementwise", "scale shift", scale_shift, ""),
-    ("elementwise", "silu", silu, ""),
-    ("softmax", "128 keys", softmax, "keep"),
-    ("normalization", "layer of 768", layer_normalization, ""),
-    ("reduction", "over the image", reduction((2, 3)), ""),
-    ("reduction", "over channels", reduction((1,)), ""),
-    ("transpose", "heads", heads, ""),
-    ("transpose", "matrix", matrix, ""),
-    ("layout", "abcd acdb", change, ""),
-    ("layout", "acdb abcd", change, ""),
-    ("layout", "abcd aBcd16b", change, ""),
-    ("layout", "aBcd16b abcd", change, ""),
-    ("copy", "resize", resize, ""),
-    ("copy", "pad", pad, ""),
-    ("copy", "concat", concat, ""),
-    ("copy", "slice", slice_, ""),
+CASES: tuple[tuple[str, str, Callable[[int], Group]], ...] = (
+    ("elementwise", "add relu", add_relu),
+    ("elementwise", "scale shift", scale_shift),
+    ("elementwise", "silu", silu),
+    ("softmax", "128 keys", softmax),
+    ("normalization", "layer of 768", layer_normalization),
+    ("reduction", "over the image", reduction((2, 3))),
+    ("reduction", "over channels", reduction((1,))),
+    ("transpose", "heads", heads),
+    ("transpose", "matrix", matrix),
+    ("layout", "abcd acdb", change),
+    ("layout", "acdb abcd", change),
+    ("layout", "abcd aBcd16b", change),
+    ("layout", "aBcd16b abcd", change),
+    ("copy", "resize", resize),
+    ("copy", "pad", pad),
+    ("copy", "concat", concat),
+    ("copy", "slice", slice_),
 )
-"""Table, name (for a change of layout: both layouts), function from a number of images to a group, and variant."""
+"""Table, name (for a change of layout: both layouts) and function from a number of images to a group."""
 
 
 def main() -> int:
@@ -222,13 +222,13 @@ def main() -> int:
 def measure(level: str, cache: Path) -> list[Row]:
     """Return a row for each case at a level."""
     found = []
-    for name, what, make, variant in CASES:
+    for name, what, make in CASES:
         group = make(LEVELS[level])
         inputs, outputs = group.plain_layouts
         if group.is_layout_change:
             before, after = map(Layout.parse, what.split())
             inputs, outputs = (before,), (after,)
-        found.append((name, what, candidate_of(group, Offer(inputs, outputs, variant, is_loop_nest=True))))
+        found.append((name, what, candidate_of(group, Offer(inputs, outputs, is_loop_nest=True))))
     copies = {kernel.key: copy_of(kernel.read_bytes + kernel.write_bytes) for *_, kernel in found}
     with open_meter(replace(Options(), cache_folder=cache)) as meter:
         for *_, kernel in found:

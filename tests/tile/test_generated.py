@@ -195,7 +195,7 @@ def test_rows_are_reduced_together(target, builder, rng):
 def streaming(group: Group, offer: Offer, target: Target, least_bytes: int = 0) -> Kernel:
     """Return the kernel that writes outputs of this many bytes past the caches."""
     machine = Machine.of(target)
-    program = lower(group.body, offer.inputs, offer.outputs, machine, offer.variant == "keep")
+    program = lower(group.body, offer.inputs, offer.outputs, machine)
     return printed_kernel(program, print_llvm(program, group.text, target, least_bytes))
 
 

@@ -40,7 +40,7 @@ def offers_of(group: Group, target: Target) -> Sequence[Offer]:
 
 def lowered(group: Group, offer: Offer, target: Target) -> TileProgram:
     machine = Machine.of(target)
-    program = lower(group.body, offer.inputs, offer.outputs, machine, offer.variant == "keep")
+    program = lower(group.body, offer.inputs, offer.outputs, machine)
     assert check_program(program) == (), program
     return program
 

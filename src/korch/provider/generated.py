@@ -23,7 +23,7 @@ from korch.tile.ir.growth import TextLimitError, grows_too_large
 from korch.tile.ir.program import TileProgram
 from korch.tile.llvm.arithmetic import KIND
 from korch.tile.lower.lower import lower
-from korch.tile.lower.staging import Machine, kept_values
+from korch.tile.lower.staging import Machine
 
 LEAST_STREAM_BYTES = 16 << 20
 """Outputs of fewer bytes are always written through the caches, however small the caches are."""
@@ -76,11 +76,9 @@ class GeneratedProvider:
                 return Refusal(f"elements of type {type_.dtype.value} are not generated")
         if grows_too_large(group.body):
             return Refusal("its text would be too long")
-        variants = ("", "keep") if kept_values(group.body)[1] else ("",)
         return [
-            Offer(inputs, outputs, variant, is_loop_nest=True)
+            Offer(inputs, outputs, is_loop_nest=True)
             for inputs, outputs in dict.fromkeys(offered_layouts(group, target.lanes))
-            for variant in variants
         ]
 
     def program(self, group: Group, offer: Offer, machine: Machine) -> TileProgram:
@@ -91,7 +89,7 @@ class GeneratedProvider:
         """
         if (operator := operator_of(group.body.primitives)) in WHOLE:
             return WHOLE[operator][1](group, machine, offer.variant)
-        return lower(group.body, offer.inputs, offer.outputs, machine, offer.variant == "keep")
+        return lower(group.body, offer.inputs, offer.outputs, machine)
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
         """Lower and print the group."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from korch.tile.ir.index import Expr
-from korch.tile.ir.program import Axis, Level, Load, Pass, Sink, Stage, TileProgram
+from korch.tile.ir.program import Axis, Level, Load, Pass, Stage, TileProgram
 from korch.tile.lower.buffers import LINE_BYTES
 from korch.tile.lower.loops import LINE_ELEMENTS
 
@@ -46,38 +46,21 @@ def fetches_of(program: TileProgram, stage: Stage, pass_: Pass, streamed: Set[st
 
 
 def _written(program: TileProgram, stage: Stage, pass_: Pass, streamed: Set[str]) -> tuple[tuple[str, Expr, int], ...]:
-    """Return the prefetches of cached vector stores, each in the first pass that runs over the store's points.
-
-    An earlier pass prefetches the very lines that a later pass will write. A pass that stores itself
-    prefetches lines ahead of its own stores; where it writes squares, the line after each row's.
-    """
+    """Return the prefetches of lines ahead of cached vector stores; of squares, the line after each row's."""
     found: dict[str, tuple[str, Expr, int]] = {}
-    for other in stage.passes:
-        for sink in () if other.is_reduction else other.sinks:
-            buffer = program.buffer(sink.buffer)
-            size_bytes = buffer.dtype.size_bytes
-            is_kept = buffer.level is not Level.TILE and buffer.name not in streamed
-            is_along = sink.index.coefficient(other.vector) == 1
-            if not is_kept or not is_along or buffer.size * size_bytes < LEAST_WRITTEN_BYTES:
-                continue
-            first = next(p for p in stage.passes if p is other or _has_points(stage, p, other, sink))
-            if first is not pass_:
-                continue
-            step = LINE_ELEMENTS
-            if not other.across:
-                step = _later_step(sink.index, WRITTEN_BYTES // size_bytes, _loops(stage, other))
-            if step or first is not other:
-                found[sink.buffer] = sink.buffer, sink.index, step if first is other else 0
+    for sink in () if pass_.is_reduction else pass_.sinks:
+        buffer = program.buffer(sink.buffer)
+        size_bytes = buffer.dtype.size_bytes
+        is_kept = buffer.level is not Level.TILE and buffer.name not in streamed
+        is_along = sink.index.coefficient(pass_.vector) == 1
+        if not is_kept or not is_along or buffer.size * size_bytes < LEAST_WRITTEN_BYTES:
+            continue
+        step = LINE_ELEMENTS
+        if not pass_.across:
+            step = _later_step(sink.index, WRITTEN_BYTES // size_bytes, _loops(stage, pass_))
+        if step:
+            found[sink.buffer] = sink.buffer, sink.index, step
     return tuple(found.values())
-
-
-def _has_points(stage: Stage, pass_: Pass, other: Pass, sink: Sink) -> bool:
-    """Return whether a pass of stores runs over the points at which another pass writes, with the same vectors."""
-    own = {axis.name: axis.extent for axis in (*stage.grid, *pass_.axes)}
-    extents = {axis.name: axis.extent for axis in (*stage.grid, *other.axes)}
-    is_same = all(own.get(name) == extents[name] for name in sink.index.variables)
-    is_plain = not pass_.is_reduction and not pass_.across
-    return is_plain and is_same and sink.index.coefficient(pass_.vector) == 1
 
 
 def _loops(stage: Stage, pass_: Pass) -> list[Axis]:

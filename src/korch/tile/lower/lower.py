@@ -29,23 +29,18 @@ TILE_LIMIT_BYTES = 128 << 10
 """The maximum bytes per task of a member that is a tile; larger ones are in the workspace."""
 
 
-def lower(
-    body: PrimitiveGraph, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine, keep: bool = False
-) -> TileProgram:
-    """Lower a group without linear or opaque primitives.
-
-    `keep`: store costly values of elements that several passes read in tiles, instead of recomputing them.
-    """
-    return _Lowering(body, inputs, outputs, machine, keep).run()
+def lower(body: PrimitiveGraph, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine) -> TileProgram:
+    """Lower a group without linear or opaque primitives."""
+    return _Lowering(body, inputs, outputs, machine).run()
 
 
 class _Lowering(Staging):
     """Adds memory and loop nests to the stages."""
 
     def __init__(
-        self, body: PrimitiveGraph, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine, keep: bool
+        self, body: PrimitiveGraph, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine
     ) -> None:
-        super().__init__(body, inputs, outputs, machine, keep)
+        super().__init__(body, inputs, outputs, machine)
         self.level: dict[int, Level] = {}
 
     def run(self) -> TileProgram:

@@ -1,7 +1,7 @@
 """Finds the members of a group and the stages that they run in: the first half of lowering.
 
-A member is a value that is in memory: an output, the result of a reduction, or a value of its stage that passes would
-compute again (`kept_values`). A reduction opens a stage whose grid consists of its kept axes. A later member joins the
+A member is a value that is in memory: an output, the result of a reduction, or a value that each element of a row would
+compute again (`row_values`). A reduction opens a stage whose grid consists of its kept axes. A later member joins the
 stage if it reads results of the stage at its own grid point only; otherwise it opens a new stage.
 """
 
@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Category
-from korch.primitive.ops.elementwise import TRANSCENDENTAL_OPS
 from korch.primitive.ops.reduce import PoolAttributes, ReduceAttributes
 from korch.primitive.types import ValueType
 from korch.ranges.live import joined
@@ -26,9 +25,6 @@ from korch.tile.lower.loops import beside
 
 WIDEST_BLOCK = 1024
 STARVED_ELEMENTS = 4096
-
-COSTLY_OPS = TRANSCENDENTAL_OPS | {"div", "sqrt"}
-"""Operations that take longer than to store an element in a tile and to read it."""
 
 ROW_POINTS = 2048
 """The maximum elements of all inputs and outputs that a task which reduces several short rows reads and writes: the
@@ -60,35 +56,17 @@ class Machine:
 DEVICE = Machine(lanes=1, threads=1, is_device=True)
 
 
-def kept_values(body: PrimitiveGraph) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the values after reductions that passes over the same elements would compute again.
-
-    Returns:
-        The values that are computed once for each row, as all elements of a row read them; and the costly values of
-        elements that a further reduction and other primitives need.
-    """
-    needed: set[int] = set()  # those that reductions are computed from
-    for p in reversed(body.primitives):
-        if p.row.category is Category.REDUCE or p.output in needed:
-            needed.update(p.inputs)
-    after, costly = set[int](), set[int]()
-    rows, elements = set[int](), set[int]()
+def row_values(body: PrimitiveGraph) -> frozenset[int]:
+    """Return the values after reductions that are computed once for each row, as all elements of the row read them."""
+    after, found = set[int](), set[int]()
     for p in body.primitives:
-        value, size = p.output, body.types[p.output].size
         is_reduction = p.row.category is Category.REDUCE
         if is_reduction or not after.isdisjoint(p.inputs):
-            after.add(value)
-        if p.op in COSTLY_OPS or any(own in costly and body.types[own].size == size for own in p.inputs):
-            costly.add(value)
-        if p.row.category is not Category.ELEMENTWISE or value not in after:
-            continue
-        readers = body.reading(value)
-        if any(reader.op == "broadcast" for reader in readers):
-            rows.add(value)
-        elif len(readers) > 1 and value in costly & needed:
-            elements.add(value)
-            costly.discard(value)
-    return frozenset(rows), frozenset(elements)
+            after.add(p.output)
+        is_computed = p.row.category is Category.ELEMENTWISE and p.output in after
+        if is_computed and any(reader.op == "broadcast" for reader in body.reading(p.output)):
+            found.add(p.output)
+    return frozenset(found)
 
 
 @dataclass
@@ -116,7 +94,7 @@ class Staging:
     """Finds the members of a group and places them in stages."""
 
     def __init__(
-        self, body: PrimitiveGraph, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine, keep: bool
+        self, body: PrimitiveGraph, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine
     ) -> None:
         self.body = body
         self.machine = machine
@@ -125,15 +103,13 @@ class Staging:
         self.layouts = {
             name: layout for (name, _), layout in zip((*body.inputs, *body.outputs), (*inputs, *outputs), strict=True)
         }
-        self.keep = keep
         self.members: dict[int, Member] = {}
         self.stage_of: dict[int, int] = {}
         self.stages: list[StageDraft] = []
 
     def _find_members(self) -> list[Member]:
         found: list[Member] = []
-        rows, elements = kept_values(self.body)
-        kept = frozenset() if self.machine.is_device else rows | elements if self.keep else rows
+        kept = frozenset() if self.machine.is_device else row_values(self.body)
         for primitive in self.body.primitives:
             value = primitive.output
             reduction = primitive if self._is_reduction(primitive) else None
