@@ -230,7 +230,7 @@ def test_rows_inside_of_lines_are_written_through_the_caches(lanes, target, rng,
     groups = [*spans(), *list(FAMILIES["squares"]())[::3]]
     todo = [(g, o, streaming(g, o, own)) for g in groups for o in offers_of(g, own)]
     streamed = {"!nontemporal" in kernel.source for *_, kernel in todo}
-    assert streamed == {False, True}
+    assert streamed == ({False, True} if lanes == 16 else {False})
     builder = Builder(own.isa, tmp_path)
     library = load_kernels([kernel for *_, kernel in todo], builder)
     for group, offer, kernel in todo:
