@@ -181,8 +181,8 @@ def test_squares_behind_guards_that_never_hold_are_not_read(target, builder, rng
     assert len(check_offers(PROVIDER, [group], target, builder, rng)) == 1
 
 
-def test_rows_are_reduced_together(target, builder, rng):
-    """Their last lanes are combined for 16, 8 or 4 at once, what fills no vector included."""
+def test_rows_of_many_lengths_are_reduced(target, builder, rng):
+    """What fills no vector is included."""
     groups = []
     for rows, length in ((48, 128), (24, 50), (12, 33), (20, 67), (4, 16), (7, 40), (1, 90)):
         for op, kind in (("sum", "f32"), ("max", "f32"), ("min", "i32"), ("prod", "f32")):

@@ -235,15 +235,11 @@ class Emit:
             return SsaValue(a.text[1:-1].split(", ")[i].split()[1], a.kind)
         return a if a.lanes == 1 else self.pure(a.kind, 1, f"extractelement {a.typed}, i64 {i}", a)
 
-    def inserted(self, a: SsaValue, x: SsaValue, i: int) -> SsaValue:
-        """Print a vector with another number in one lane."""
-        return self.pure(a.kind, a.lanes, f"insertelement {a.typed}, {x.typed}, i64 {i}", a, x)
-
     def joined(self, lanes: Sequence[SsaValue]) -> SsaValue:
         """Print a vector of scalars."""
         found = SsaValue("poison", lanes[0].kind, len(lanes))
         for i, x in enumerate(lanes):
-            found = self.inserted(found, x, i)
+            found = self.pure(x.kind, len(lanes), f"insertelement {found.typed}, {x.typed}, i64 {i}", found, x)
         return found
 
     # Integers of 64 bits
@@ -342,10 +338,10 @@ class Emit:
         """Print a store."""
         self.effect(f"store {value.typed}, {at.typed}, align {align}{note}")
 
-    def prefetch(self, at: SsaValue, write: int = 0, locality: int = 3) -> None:
-        """Print the prefetch of a cache line."""
+    def prefetch(self, at: SsaValue, locality: int = 3) -> None:
+        """Print the prefetch of a cache line that is read."""
         self.declare("llvm.prefetch.p0", "void", "ptr", "i32", "i32", "i32")
-        self.effect(f"call void @llvm.prefetch.p0({at.typed}, i32 {write}, i32 {locality}, i32 1)")
+        self.effect(f"call void @llvm.prefetch.p0({at.typed}, i32 0, i32 {locality}, i32 1)")
 
     # Control flow
 

@@ -173,20 +173,12 @@ class Memory:
             own = emit.lane(mask, i) if mask is not None else constant("i1", 1)
             emit.branch(own, lambda one=one, at=at: emit.store(one, at, place.size_bytes))  # type: ignore[misc]
 
-    def folded(self, parts: Sequence[SsaValue], combine: Callable[[SsaValue, SsaValue], SsaValue]) -> SsaValue:
-        """Print a vector of the reductions of the lanes of some vectors, at most as many as a vector has lanes."""
-        vectors, step = list(parts), 1
-        while len(vectors) > 1:
-            lanes = vectors[0].lanes
-            low = [i + (lanes - step if i & step else 0) for i in range(lanes)]
-            pairs = zip(vectors[::2], vectors[1::2], strict=True)
-            vectors = [combine(*(self.emit.shuffle(a, b, [n + k for n in low]) for k in (0, step))) for a, b in pairs]
-            step *= 2
-        (found,) = vectors
-        while found.lanes > step:
-            half = found.lanes // 2
-            found = combine(*(self.emit.shuffle(found, None, range(k, k + half)) for k in (0, half)))
-        return self.emit.lane(found, 0) if step == 1 else found
+    def folded(self, vector: SsaValue, combine: Callable[[SsaValue, SsaValue], SsaValue]) -> SsaValue:
+        """Print the reduction of the lanes of a vector."""
+        while vector.lanes > 1:
+            half = vector.lanes // 2
+            vector = combine(*(self.emit.shuffle(vector, None, range(k, k + half)) for k in (0, half)))
+        return vector
 
 
 def _suffix(kind: str, lanes: int) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from korch.tile.ir.index import Var, add, substitute
-from korch.tile.ir.index import constant as number
+from korch.tile.ir.index import Var, substitute
 from korch.tile.ir.passes import turns_on
 from korch.tile.ir.program import Accumulate, Axis, Inside, Load, Sink
 from korch.tile.llvm.emit import SHORT_LINES, UNROLLED_TURNS, SsaValue, constant
@@ -23,12 +22,6 @@ FOUR = 4
 
 UNROLLED_OPERATIONS = 12
 """The maximum operations of a square whose code is unrolled."""
-
-FAR_SQUARES = 4
-"""The prefetch distance from memory, in squares."""
-
-DENSE_AHEAD = 1024
-"""The prefetch distance in elements if all the data that squares read is contiguous in memory."""
 
 UNROLLED_EXTENT = 4
 """Loops of at most this extent are unrolled if a guard depends on them."""
@@ -75,8 +68,6 @@ class NestPrinter(SumPrinter):
                 self._where(rest, where, {**env, axis.name: self.emit.index(value)})
             self.ranges = before
             return
-        if not rest and self.reduce_rows(axis, env):
-            return
         end = end_of(self.emit, axis, axis.extent, env)
         self.emit.loop(
             self.emit.index(0), end, 1, lambda i: self._where(rest, where, {**env, axis.name: i}), cost=self._cost(rest)
@@ -108,16 +99,8 @@ class NestPrinter(SumPrinter):
     def compute_and_store(self, points: PointVector) -> None:
         """Print the operations at some points, and their stores."""
         values = self.values(points)
-        if points.lanes > 1:
-            self._fetch(points)
         for sink in self.pass_.sinks:
             self.store(sink.buffer, sink.index, values[sink.value], points, streams=self.streams(sink))
-
-    def _fetch(self, points: PointVector) -> None:
-        """Print the prefetches of lines that will be written."""
-        for buffer, index, step in self.fetches.written:
-            at = add(substitute(index, {}, points.ranges), number(step))
-            self.emit.prefetch(self.place(buffer, at, points.env).at, write=1)
 
     @property
     def is_streamed(self) -> bool:
@@ -205,8 +188,6 @@ class NestPrinter(SumPrinter):
                 self.compute_and_store(replace(points, env={**points.env, across: at}))
             self.squares = {}
 
-        for op in squares:
-            self._fetch_squares(op, points)
         cost = SHORT_LINES // UNROLLED_TURNS if len(live) <= UNROLLED_OPERATIONS else SHORT_LINES
         emit.loop(emit.index(0), emit.index(self.side), FOUR, four, cost=cost)
 
@@ -221,19 +202,3 @@ class NestPrinter(SumPrinter):
 
         zeros = [constant(kind, 0, points.lanes)] * FOUR
         return emit.branch(self.condition(op.guards, points), load, lambda: zeros)
-
-    def _fetch_squares(self, op: Load, points: PointVector) -> None:
-        """Print prefetches of later squares; from memory, if results are written past the caches."""
-        index = substitute(op.index, {}, points.ranges)
-        step = index.coefficient(points.variable) or 0
-        if self.across is None or points.lanes == 1 or not (self.is_streamed or self.fetches.written):
-            return
-        places = [(self.side, 3), (FAR_SQUARES * self.side, 2)]
-        if not self.is_streamed:
-            places = places[:1] if self.across.extent > self.side else []
-        elif step == self.across.extent:
-            places = [(DENSE_AHEAD, 2)]
-        for ahead, locality in places:
-            for i in range(points.lanes):
-                at = add(index, number(ahead + i * step))
-                self.emit.prefetch(self.place(op.buffer, at, points.env).at, locality=locality)

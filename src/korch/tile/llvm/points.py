@@ -8,7 +8,7 @@ from typing import assert_never
 
 from korch.primitive.types import DType
 from korch.tile.analysis.clip import clipping_guards
-from korch.tile.analysis.fetch import Fetches, fetches_of
+from korch.tile.analysis.fetch import fetched_ahead
 from korch.tile.analysis.tables import ByteTable, live_ops, tables_of
 from korch.tile.ir.index import Expr, Ranges, add, scale, substitute, vector_step
 from korch.tile.ir.passes import is_nonpositive
@@ -89,9 +89,7 @@ class PointPrinter:
         self.base = self.emit.depth
         context.era += 1
         self.era = context.era
-        self.fetches = Fetches()
-        if pass_ in stage.steps and all(isinstance(step, Pass) for step in stage.steps):
-            self.fetches = fetches_of(context.program, stage, pass_, context.streamed, context.large)
+        self.fetched = fetched_ahead(pass_, context.large) if pass_.is_reduction else {}
         self.tables: Mapping[str, ByteTable] = tables_of(pass_.ops) if context.isa.is_avx512 else {}
 
     @property
@@ -241,8 +239,8 @@ class PointPrinter:
             return self._gathered(op, index, points)
         if slope != 1:
             return memory.strided(place, points.lanes, slope)
-        if op.name in self.fetches.read:
-            emit.prefetch(memory.offset(place, self.fetches.read[op.name]), locality=2)
+        if op.name in self.fetched:
+            emit.prefetch(memory.offset(place, self.fetched[op.name]), locality=2)
         return memory.load(place, points.lanes, points.mask)
 
     def _gathered(self, op: Load, index: Expr, points: PointVector) -> SsaValue:

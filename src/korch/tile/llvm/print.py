@@ -321,9 +321,7 @@ class _Printer:
     def _pass(self, step: Pass, grid: tuple[Axis, ...], env: Env) -> None:
         emit, found = self.emit, by_panel(self.program, step, grid)
         if found is None:
-            stage = next((s for s in self.program.stages if step in s.steps), Stage(grid, (step,)))
-            is_plain = all(isinstance(other, Pass) for other in stage.steps)
-            NestPrinter(self.context, stage if is_plain else Stage(grid, (step,)), step, env).run()
+            NestPrinter(self.context, Stage(grid, (step,)), step, env).run()
             return
 
         def panel(i: SsaValue) -> None:

@@ -13,12 +13,10 @@ from korch.tile.ir.index import substitute
 from korch.tile.ir.program import Accumulate, Axis, Load, Select, arguments_of
 from korch.tile.llvm.arithmetic import KIND
 from korch.tile.llvm.emit import SsaValue, constant
-from korch.tile.llvm.index import Env, end_of
-from korch.tile.llvm.memory import Place
+from korch.tile.llvm.index import Env
 from korch.tile.llvm.points import PointVector
-from korch.tile.llvm.spans import LEAST_WIDTH, Span, SpanPrinter
+from korch.tile.llvm.spans import Span, SpanPrinter
 from korch.tile.llvm.wide import LANES as WIDE
-from korch.tile.lower.loops import SQUARE_TYPES
 
 WORD = 4
 """The bytes of a word."""
@@ -29,13 +27,9 @@ UNROLL = 4
 SHORT_REDUCTION = 64
 """The maximum points of a reduction that accumulates several vectors at once."""
 
-SHORT_ROW = 192
-"""The maximum elements of rows that are reduced together in registers."""
-
 Sums = tuple[SsaValue, ...]
 Step = Callable[[SsaValue, Sums, int], Sums]
 Ends = Sequence[tuple[SsaValue, SsaValue]]
-Row = Callable[[SsaValue], Env]
 
 
 class SumPrinter(SpanPrinter):
@@ -68,25 +62,21 @@ class SumPrinter(SpanPrinter):
         sink = self.accumulators[k]
         return self.context.arithmetic.combine(sink.op, self.context.dtypes[sink.buffer], a, b)
 
-    def added(self, sums: Sums, rows: Sequence[PointVector]) -> Sums:
-        """Print the accumulation of the values at some points of each row."""
-        found, left = list[SsaValue](), iter(sums)
-        for points in rows:
-            values = self.values(points)
-            for k, sink in enumerate(self.accumulators):
-                total = next(left)
-                own = self.combined(k, total, self.emit.splat(values[sink.value], points.lanes))
-                found.append(own if points.mask is None else self.emit.select(points.mask, own, total))
+    def added(self, sums: Sums, points: PointVector) -> Sums:
+        """Print the accumulation of the values at some points."""
+        found, values = list[SsaValue](), self.values(points)
+        for k, (sink, total) in enumerate(zip(self.accumulators, sums, strict=True)):
+            own = self.combined(k, total, self.emit.splat(values[sink.value], points.lanes))
+            found.append(own if points.mask is None else self.emit.select(points.mask, own, total))
         return tuple(found)
 
-    def total(self, sums: Sums, copies: int, rows: int = 1) -> Sums:
-        """Print the reduction of copies of all accumulators, which each row has."""
+    def total(self, sums: Sums, copies: int) -> Sums:
+        """Print the reduction of copies of all accumulators."""
         size = len(self.accumulators)
-        count = size * rows
-        found = sums[:count]
+        found = sums[:size]
         for u in range(1, copies):
-            own = sums[u * count : (u + 1) * count]
-            found = tuple(self.combined(k % size, a, b) for k, (a, b) in enumerate(zip(found, own, strict=True)))
+            own = sums[u * size : (u + 1) * size]
+            found = tuple(self.combined(k, a, b) for k, (a, b) in enumerate(zip(found, own, strict=True)))
         return found
 
     # Vectors of kept elements
@@ -106,7 +96,7 @@ class SumPrinter(SpanPrinter):
                 first = (copy + u) * size
                 placed = PointVector({**points.env, **env}, points.ranges, points.variable, points.lanes, points.mask)
                 self.squares = {op.name: self._byte_of_words(op, {**vectors[0].env, **env}, u) for op in words}
-                own[first : first + size] = self.added(tuple(own[first : first + size]), [placed])
+                own[first : first + size] = self.added(tuple(own[first : first + size]), placed)
             self.squares = {}
             return tuple(own)
 
@@ -115,8 +105,7 @@ class SumPrinter(SpanPrinter):
         else:
             ranges, env = vectors[0].ranges, vectors[0].env
             ends = [self.ends(axis, ranges, env) for axis in self.reduced]
-            whole = [(self.emit.index(0), end_of(self.emit, axis, axis.extent, env)) for axis in self.reduced]
-            sums = self._window(ends, whole, lambda own: self._loops(self.reduced, own, start, step, copies))
+            sums = self._loops(self.reduced, ends, start, step, copies)
         sums = self.total(sums, copies) if count == 1 else sums
         for k, sink in enumerate(self.accumulators):
             own = self._interleaved(sums[k::size]) if words else sums[k::size]
@@ -163,18 +152,6 @@ class SumPrinter(SpanPrinter):
         pairs = [i // 4 * 2 + i % 2 + i % 4 // 2 * WIDE for i in range(WIDE)]
         return tuple(shuffle(y[j], y[j + 1], [n + k for n in pairs]) for j in (0, 2) for k in (0, half))
 
-    def _window(self, ends: Ends, whole: Ends, loops: Callable[[Ends], Sums]) -> Sums:
-        """Print the loops over all reduced axes, with a version for where no guard clips them."""
-        if list(ends) == list(whole):
-            return loops(ends)
-        is_whole = constant("i1", 1)
-        for own, full in zip(ends, whole, strict=True):
-            for a, b in zip(own, full, strict=True):
-                if a != b:
-                    test = self.emit.test("icmp eq", a, b)
-                    is_whole = test if is_whole.text == "true" else self.emit.op("and", is_whole, test)
-        return self.emit.branch(is_whole, lambda: loops(whole), lambda: loops(ends))
-
     def _loops(
         self, axes: Sequence[Axis], ends: Ends, start: Sums, step: Callable[[Env, Sums, int], Sums], copies: int
     ) -> Sums:
@@ -218,46 +195,40 @@ class SumPrinter(SpanPrinter):
         can_mask = self.can_mask(axis.name, self.ranges)
         return max((self.width(axis, *part, can_mask=can_mask) for part in self.parts(axis)), default=1)
 
-    def row_sums(self, rows: Sequence[Env]) -> tuple[Sums, Sums]:
-        """Print the reductions of rows with vectors along them; return the accumulators, and those of single elements.
-
-        Several rows have the same length.
-        """
+    def _row_sums(self, env: Env) -> tuple[Sums, Sums]:
+        """Print the reduction of a row with vectors along it; return the accumulators, and those of single elements."""
         emit, axis, width = self.emit, self.vector, self.reduced_width()
         parts = self.parts(axis) if axis is not None else []
         longest = max((high - low for low, high in parts), default=0)
-        copies = UNROLL if len(rows) == 1 and longest >= UNROLL * width > UNROLL else 1
-        size = len(self.accumulators) * len(rows)
+        copies = UNROLL if longest >= UNROLL * width > UNROLL else 1
+        size = len(self.accumulators)
         can_mask = width > 1 and axis is not None and self.can_mask(axis.name, self.ranges)
-        rest = self.starts(1, len(rows)) if width > 1 and not can_mask else ()
+        rest = self.starts(1, 1) if width > 1 and not can_mask else ()
 
-        def row(envs: Sequence[Env], sums: Sums) -> Sums:
+        def row(env: Env, sums: Sums) -> Sums:
             if axis is None:
-                return self.added(sums, [PointVector(env, self.ranges) for env in envs])
+                return self.added(sums, PointVector(env, self.ranges))
             for span in self.spans(axis):
-                sums = self._part_sums(replace(span, can_mask=can_mask), width, copies, envs, sums)
+                sums = self._part_sums(replace(span, can_mask=can_mask), width, copies, env, sums)
             return sums
 
-        def nest(axes: Sequence[Axis], envs: Sequence[Env], sums: Sums) -> Sums:
+        def nest(axes: Sequence[Axis], env: Env, sums: Sums) -> Sums:
             if not axes:
-                return row(envs, sums)
-            begin, end = self.ends(axes[0], self.ranges, envs[0])
-            name = axes[0].name
-            return emit.loop(
-                begin, end, 1, lambda i, *own: nest(axes[1:], [{**env, name: i} for env in envs], own), *sums
-            )
+                return row(env, sums)
+            begin, end = self.ends(axes[0], self.ranges, env)
+            return emit.loop(begin, end, 1, lambda i, *own: nest(axes[1:], {**env, axes[0].name: i}, own), *sums)
 
-        start = self.starts(width, copies * len(rows))
-        sums = nest([a for a in self.reduced if a is not axis], rows, (*start, *rest))
-        return self.total(sums, copies, len(rows)), sums[copies * size :]
+        start = self.starts(width, copies)
+        sums = nest([a for a in self.reduced if a is not axis], env, (*start, *rest))
+        return self.total(sums, copies), sums[copies * size :]
 
-    def _part_sums(self, span: Span, width: int, copies: int, rows: Sequence[Env], sums: Sums) -> Sums:
-        emit, size = self.emit, len(self.accumulators) * len(rows)
+    def _part_sums(self, span: Span, width: int, copies: int, env: Env, sums: Sums) -> Sums:
+        emit, size = self.emit, len(self.accumulators)
         axis, low, high, ranges, can_mask = span.axis, span.low, span.high, span.ranges, span.can_mask
-        begin, end = self.ends(axis, ranges, rows[0])
+        begin, end = self.ends(axis, ranges, env)
 
         def step(i: SsaValue, own: Sums, u: int, lanes: int = width, mask: SsaValue | None = None) -> Sums:
-            points = [PointVector({**env, axis.name: i}, ranges, axis.name, lanes, mask) for env in rows]
+            points = PointVector({**env, axis.name: i}, ranges, axis.name, lanes, mask)
             found = list(own)
             found[u * size : (u + 1) * size] = self.added(own[u * size : (u + 1) * size], points)
             return tuple(found)
@@ -280,76 +251,8 @@ class SumPrinter(SpanPrinter):
 
     def reduce_row(self, env: Env) -> None:
         """Print a reduction with vectors along a reduced axis, whose lanes are combined at the end."""
-        sums, rest = self.row_sums([env])
+        sums, rest = self._row_sums(env)
         for k, (sink, total) in enumerate(zip(self.accumulators, sums, strict=True)):
-            one = self.context.memory.folded([total], partial(self.combined, k))
+            one = self.context.memory.folded(total, partial(self.combined, k))
             one = self.combined(k, one, rest[k]) if rest else one
             self.store(sink.buffer, sink.index, one, PointVector(env, self.ranges))
-
-    def reduce_rows(self, axis: Axis, env: Env) -> bool:
-        """Print the reductions of several elements of a kept axis at once; return whether they fit in registers.
-
-        Each reduction leaves a vector. The lanes of all these vectors are combined together, which takes as many steps
-        as for a single vector.
-        """
-        fitting = [n for n in (16, 8, 4) if n <= min(self.context.lanes, axis.extent)]
-        whole = [n for n in fitting if axis.extent % n == 0 and axis.ragged is None]
-        count = next(iter(whole or fitting), 0)
-        is_along = self.vector is not None and self.vector.is_reduced and self.pass_.is_reduction
-        types = {self.context.dtypes[sink.buffer] for sink in self.pass_.sinks}
-        width = self.reduced_width() if is_along else 1
-        if not count or width < max(LEAST_WIDTH, count) or types - {*SQUARE_TYPES}:
-            return False
-        emit = self.emit
-        blocks = self._rows_together if self._is_short_row else self._rows_in_turn
-
-        def block(first: SsaValue) -> None:
-            found = blocks(lambda i: {**env, axis.name: emit.add(first, i)}, count, width)
-            points = PointVector({**env, axis.name: first}, self.ranges, axis.name, count)
-            for k, sink in enumerate(self.accumulators):
-                total = self.context.memory.folded(found[k], partial(self.combined, k))
-                self.store(sink.buffer, sink.index, total, points)
-
-        end = end_of(emit, axis, axis.extent, env)
-        last = self.whole(emit.index(0), end, count)
-        emit.loop(emit.index(0), last, count, block)
-        emit.loop(last, end, 1, lambda i: self.reduce_row({**env, axis.name: i}))
-        return True
-
-    @property
-    def _is_short_row(self) -> bool:
-        """Whether the sums of several rows are kept in registers: their elements are few, and the same for all rows."""
-        (*others, axis) = self.reduced
-        return not others and axis is self.vector and axis.extent <= SHORT_ROW and axis.name not in self.clips
-
-    def _with_rest(self, sums: Sums, rest: Sums) -> Sums:
-        """Print accumulators with those of single elements in their first lanes."""
-        emit, size = self.emit, len(self.accumulators)
-        if not rest:
-            return sums
-        first = [self.combined(k % size, emit.lane(a, 0), b) for k, (a, b) in enumerate(zip(sums, rest, strict=True))]
-        return tuple(emit.inserted(a, b, 0) for a, b in zip(sums, first, strict=True))
-
-    def _rows_together(self, row: Row, count: int, width: int) -> list[Sums]:
-        """Print the reductions of rows at once; return the vectors of all rows by accumulator."""
-        found = self._with_rest(*self.row_sums([row(self.emit.index(i)) for i in range(count)]))
-        return [found[k :: len(self.accumulators)] for k in range(len(self.accumulators))]
-
-    def _rows_in_turn(self, row: Row, count: int, width: int) -> list[Sums]:
-        """Print the reductions of rows one after another; return the vectors of all rows by accumulator."""
-        emit, memory = self.emit, self.context.memory
-        dtypes = [self.context.dtypes[sink.buffer] for sink in self.accumulators]
-        arrays = [Place(emit.array(KIND[dtype], count * width), dtype, "") for dtype in dtypes]
-
-        def at(k: int, i: SsaValue) -> Place:
-            own, kind = arrays[k], KIND[arrays[k].dtype]
-            self.context.era += 1
-            base = emit.place(kind, own.at, emit.times(i, width))
-            return Place(base, own.dtype, kind, emit.depth, self.context.era)
-
-        def one(i: SsaValue) -> None:
-            for k, total in enumerate(self._with_rest(*self.row_sums([row(i)]))):
-                memory.store(at(k, i), total)
-
-        emit.loop(emit.index(0), emit.index(count), 1, one)
-        return [tuple(memory.load(at(k, emit.index(i)), width) for i in range(count)) for k in range(len(arrays))]
