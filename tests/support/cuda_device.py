@@ -60,7 +60,7 @@ def run_on_device(
         cubin = cubins[launch.symbol]
         if not isinstance(cubin, Cubin):
             raise KernelError(f"{cubin.message}\n{launch.source}")
-        function = CudaFunction(cubin.image, launch.symbol, cubin.shared_bytes, launch.warps, launch.matrices)
+        function = CudaFunction(cubin.image, launch.symbol, cubin.shared_bytes, launch.warps)
         pointers = [memory[i].data_ptr() for i in launch.arguments]
         function.launch(launch.grid, pointers, torch.cuda.current_stream().cuda_stream)
     torch.cuda.synchronize()

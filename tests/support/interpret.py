@@ -183,16 +183,11 @@ def _checked_waits(launch: Launch, early: Early) -> Iterator[None]:
 
 
 def _pointers(launch: Launch, buffers: Sequence[Memory]) -> list[Any]:
-    """Return the arguments of a launch: tensor descriptors, then pointers."""
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    found: list[Any] = [
+    """Return the arguments of a launch."""
+    return [
         _Pointer(buffer, np.dtype(np.int8) if dtype is DType.BOOL else np.dtype(dtype.numpy))
         for buffer, dtype in zip(buffers, launch.signature, strict=True)
     ]
-    for i, matrix in enumerate(launch.matrices):
-        found[i] = TensorDescriptor(found[i], [*matrix.shape], [matrix.shape[1], 1], [*matrix.block])
-    return found
 
 
 @cache

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from korch.cuda.compile import Cubin, CubinFailure
-from korch.cuda.kernel import POINTER_ALIGNMENT, SIGNATURE, Launch, running_warps
+from korch.cuda.kernel import POINTER_ALIGNMENT, SIGNATURE, Launch
 from korch.cuda.module import load_functions
 
 
@@ -54,10 +54,8 @@ def _compile(launch: Launch, arch: int) -> Cubin | CubinFailure:
     try:
         function = getattr(load_functions([launch]), launch.symbol)
         types = [SIGNATURE[dtype] for dtype in launch.signature]
-        for i, matrix in enumerate(launch.matrices):
-            types[i] = f"tensordesc<{types[i][1:]}{list(matrix.block)}>"
         signature = dict(zip(function.arg_names, types, strict=True))
-        attrs = {(i,): [["tt.divisibility", POINTER_ALIGNMENT]] for i in range(len(launch.matrices), len(types))}
+        attrs = {(i,): [["tt.divisibility", POINTER_ALIGNMENT]] for i in range(len(types))}
         source = ASTSource(fn=function, signature=signature, constexprs={}, attrs=attrs)
         # Overflow checks take effect in debug modes only, but the code for them would always be generated.
         compiled = triton.compile(
@@ -69,11 +67,8 @@ def _compile(launch: Launch, arch: int) -> Cubin | CubinFailure:
     metadata: Any = compiled.metadata
     if getattr(metadata, "profile_scratch_size", 0) or metadata.global_scratch_size:
         return CubinFailure(launch.symbol, "the compiler asks for memory that launches don't pass")
-    if metadata.num_warps != running_warps(launch.warps, launch.matrices) or metadata.num_ctas != 1:
+    if metadata.num_warps != launch.warps or metadata.num_ctas != 1:
         return CubinFailure(launch.symbol, "the compiler asks for another number of warps")
-    copied = [(entry["swizzle"], *entry["block_size"]) for entry in getattr(metadata, "tensordesc_meta", None) or ()]
-    if copied != [(matrix.swizzle, *matrix.box) for matrix in launch.matrices]:
-        return CubinFailure(launch.symbol, "the compiler copies blocks in another way than descriptors say")
     image: bytes = compiled.asm["cubin"]
     registers, spills = _resources(image)
     return Cubin(launch.symbol, image, metadata.shared, registers, spills)

@@ -1,8 +1,7 @@
 """Runs cubins on a device through the driver's C interface: Triton is not needed to run a kernel.
 
-A Triton kernel takes its own parameters and then two pointers: to memory for tensor descriptors that it makes, and to
-memory for profiles. Korch's kernels use neither (Triton 3.6 and 3.7; a kernel with fewer parameters ignores the
-rest). Its own parameters are pointers, and before them tensor descriptors, each of which is five parameters.
+A Triton kernel takes pointers and then two more: to memory for tensor descriptors that it makes, and to memory for
+profiles. Korch's kernels use neither (Triton 3.6 and 3.7; a kernel with fewer parameters ignores the rest).
 The driver acts on the calling thread's current context. PyTorch works in the device's primary context, but makes it
 current only where needed, so this module makes it current on a thread that has no context yet.
 """
@@ -14,10 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from korch.cuda.kernel import running_warps
 from korch.errors import UnsupportedError
-from korch.primitive.types import DType
-from korch.tile.triton.matrix import CopiedMatrix
 
 MAX_DYNAMIC_SHARED_SIZE = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES."""
@@ -29,12 +25,6 @@ PROGRAMMATIC_STREAM_SERIALIZATION = 6
 """CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION."""
 
 STATIC_SHARED_BYTES = 48 << 10
-
-TENSOR_MAP_TYPES = {DType.F16: 6, DType.F32: 7, DType.BF16: 9}
-"""CUtensorMapDataType of the element types that are described."""
-
-L2_PROMOTION = 2
-"""CU_TENSOR_MAP_L2_PROMOTION_L2_128B."""
 
 
 class LaunchAttribute(ctypes.Structure):
@@ -54,12 +44,6 @@ class LaunchConfig(ctypes.Structure):
         ("attributes", ctypes.POINTER(LaunchAttribute)),
         ("count", ctypes.c_uint),
     )
-
-
-class TensorMap(ctypes.Structure):
-    """CUtensorMap; its address is a multiple of 64 when the driver writes it."""
-
-    _fields_ = (("opaque", ctypes.c_uint64 * 16),)
 
 
 class DriverError(UnsupportedError):
@@ -112,43 +96,11 @@ def enter_context(device: int = 0) -> None:
     _call("cuCtxSetCurrent", current)
 
 
-def described(matrix: CopiedMatrix, address: int) -> list[Any]:
-    """Return the parameters for a matrix at an address: a CUtensorMap, then the shape and the strides in elements.
-
-    Raises:
-        DriverError: the driver does not accept them, for instance because the address is no multiple of 16.
-    """
-    memory = (ctypes.c_char * (ctypes.sizeof(TensorMap) + 64))()
-    found = TensorMap.from_buffer(memory, -ctypes.addressof(memory) % 64)
-    pair, (rows, columns) = ctypes.c_uint32 * 2, matrix.shape
-    _call(
-        "cuTensorMapEncodeTiled",
-        ctypes.byref(found),
-        TENSOR_MAP_TYPES[matrix.dtype],
-        2,
-        ctypes.c_void_p(address),
-        (ctypes.c_uint64 * 2)(columns, rows),  # sizes begin with the innermost one
-        (ctypes.c_uint64 * 1)(matrix.row_bytes),
-        pair(*reversed(matrix.box)),
-        pair(1, 1),
-        0,  # not interleaved
-        matrix.swizzle,
-        L2_PROMOTION,
-        0,  # elements outside are 0
-    )
-    return [found, *map(ctypes.c_uint32, (rows, columns)), *map(ctypes.c_uint64, (columns, 1))]
-
-
 class CudaFunction:
     """A kernel that has been loaded into the current context."""
 
-    def __init__(
-        self, image: bytes, symbol: str, shared_bytes: int, warps: int, matrices: Sequence[CopiedMatrix] = ()
-    ) -> None:
+    def __init__(self, image: bytes, symbol: str, shared_bytes: int, warps: int) -> None:
         """Load a cubin.
-
-        `warps`: those that are asked of the compiler. `matrices`: what the first pointers of a launch point to, if the
-        kernel takes tensor descriptors for them.
 
         Raises:
             DriverError: the cubin is not for this device, or needs more resources than the device has.
@@ -158,8 +110,7 @@ class CudaFunction:
         self._function = ctypes.c_void_p()
         self.symbol = symbol
         self.shared_bytes = shared_bytes
-        self.threads = 32 * running_warps(warps, matrices)
-        self.matrices = tuple(matrices)
+        self.threads = 32 * warps
         enter_context()
         _call("cuModuleLoadData", ctypes.byref(self._module), image)
         _call("cuModuleGetFunction", ctypes.byref(self._function), self._module, symbol.encode())
@@ -180,8 +131,7 @@ class CudaFunction:
             DriverError: the launch was refused.
         """
         enter_context()
-        first = [value for matrix, at in zip(self.matrices, pointers, strict=False) for value in described(matrix, at)]
-        values = [*first, *map(ctypes.c_uint64, (*pointers[len(self.matrices) :], 0, 0))]
+        values = [*map(ctypes.c_uint64, (*pointers, 0, 0))]
         parameters = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
         early = LaunchAttribute(id=PROGRAMMATIC_STREAM_SERIALIZATION, value=1)
         config = LaunchConfig(

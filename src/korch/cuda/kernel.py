@@ -10,7 +10,6 @@ from korch.primitive.types import DType
 from korch.system.alignment import round_up
 from korch.system.content_name import content_name
 from korch.tile.triton.launch import PrintedLaunches, PrintedProgram
-from korch.tile.triton.matrix import CopiedMatrix
 
 logger = logging.getLogger("korch.cuda")
 
@@ -45,21 +44,9 @@ SIGNATURE = {
 """The names of pointer types for Triton's compiler."""
 
 
-SPECIALIZED = 3
-"""How many times as many warps run a program whose operands are copied: some that copy, and two groups that multiply.
-
-The compiler decides this; a kernel for which it decides otherwise is refused.
-"""
-
-
-def running_warps(warps: int, matrices: Sequence[CopiedMatrix]) -> int:
-    """Return the warps that run a program; `warps`: those that are asked of the compiler."""
-    return warps * SPECIALIZED if matrices else warps
-
-
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One launch of a Triton function whose parameters are tensor descriptors and then pointers.
+    """One launch of a Triton function whose parameters are pointers.
 
     Attributes:
         symbol: the function's name, made from its source.
@@ -67,8 +54,7 @@ class Launch:
         signature: the element type of each parameter.
         arguments: the number of the buffer for each parameter, counting inputs, outputs, scratch and tables in order.
         grid: the number of programs.
-        warps: the warps of a program that are asked of the compiler.
-        matrices: what the first parameters describe, if they are tensor descriptors.
+        warps: the warps of a program.
     """
 
     symbol: str
@@ -77,7 +63,6 @@ class Launch:
     arguments: tuple[int, ...]
     grid: int
     warps: int
-    matrices: tuple[CopiedMatrix, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +152,7 @@ def make_launch(printed: PrintedLaunches, number: Mapping[str, int], types: Mapp
 
     `number`: the number of each buffer, by name. `types`: the element type of each buffer, by name.
     """
-    symbol = content_name("k", " ".join(map(str, (printed.source, printed.warps, *printed.matrices))))
+    symbol = content_name("k", f"{printed.source} {printed.warps}")
     return Launch(
         symbol,
         printed.source.replace("NAME", symbol),
@@ -175,7 +160,6 @@ def make_launch(printed: PrintedLaunches, number: Mapping[str, int], types: Mapp
         tuple(number[name] for name in printed.buffers),
         printed.grid,
         printed.warps,
-        printed.matrices,
     )
 
 

@@ -139,29 +139,6 @@ class DeviceProduct(Blocked):
         offset = physical_offset(layout, shape, found.a, found.ranges)
         return not any(_is_aligned(offset, axes) for axes in (found.rows, found.terms))
 
-    @property
-    def reads_matrices(self) -> bool:
-        """Whether each operand is a load from a matrix of aligned rows along the terms, without a guard.
-
-        The terms of the second operand may also be the rows, if elements have 16 bits.
-        """
-        found, size = self.contraction, self.dtype.size_bytes
-        terms = [name for name, n in found.terms if n > 1]
-        if extent(found.batch) > 1 or len(terms) != 1:
-            return False
-        for value, index in zip(self.root.inputs, (found.a, found.b), strict=True):
-            emitter = self.fusion.emitter(found.ranges)
-            self.fusion.argument(emitter, value, index)
-            match emitter.ops:
-                case [Load(index=offset, guards=())]:
-                    steps = [offset.coefficient(name) for name in offset.variables]
-                    is_along = offset.coefficient(terms[0]) == 1 or (index is found.b and self.dtype is not DType.F32)
-                    if not is_along or any(n is None or (n > 1 and n * size % 16) for n in steps):
-                        return False
-                case _:
-                    return False
-        return True
-
     def blocked(self, blocks: Blocks, product: Product) -> TileProgram:
         """Return the program in which each task computes a block."""
         begin, rows = blocks.whole * blocks.rows, extent(self.contraction.rows)

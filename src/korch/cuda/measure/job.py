@@ -19,7 +19,6 @@ from typing import Any
 from korch.candidate.candidate import Candidate
 from korch.cuda.compile import Cubin, CubinFailure
 from korch.cuda.kernel import CudaKernel, TorchCall
-from korch.records import plain
 
 FUNCTIONS = Path(__file__).parents[1] / "functions.py"
 """The functions that printed code calls."""
@@ -55,7 +54,6 @@ def job_of(candidate: Candidate, kernel: CudaKernel, allow_tf32: bool) -> dict[s
     }
     launches = [
         {"symbol": launch.symbol, "warps": launch.warps, "programs": launch.grid, "arguments": list(launch.arguments)}
-        | ({"matrices": [plain(matrix) for matrix in launch.matrices]} if launch.matrices else {})  # keys stay the same
         for launch in kernel.launches
     ]
     return {

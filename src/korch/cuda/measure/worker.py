@@ -37,8 +37,6 @@ from korch.cuda.network import with_constants
 from korch.errors import excerpt
 from korch.primitive.torch_calls.node import TORCH_TYPES
 from korch.primitive.types import DType
-from korch.records import read_record
-from korch.tile.triton.matrix import CopiedMatrix
 
 SAMPLES = 9
 SAMPLE_MS = 0.25
@@ -273,8 +271,7 @@ def _launch_maker(job: dict[str, Any], loaded: ExitStack) -> Make:
     functions = []
     for step in job["launches"]:
         image = Path(step["path"]).read_bytes()
-        matrices = [read_record(CopiedMatrix, matrix, "job") for matrix in step.get("matrices", ())]
-        functions.append(CudaFunction(image, step["symbol"], step["shared_bytes"], step["warps"], matrices))
+        functions.append(CudaFunction(image, step["symbol"], step["shared_bytes"], step["warps"]))
         loaded.callback(functions[-1].unload)
 
     def make(buffers: list[Any], stream: Any) -> Callable[[], None]:

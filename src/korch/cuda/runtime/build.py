@@ -115,7 +115,6 @@ def _program(
             cubins[launch.symbol].shared_bytes,
             tuple(d.value for d in launch.signature),
             launch.arguments,
-            launch.matrices,
         )
         for launch in kernel.launches
     )

@@ -73,12 +73,7 @@ def without_early(source: str) -> str:
 
 
 def begun_early(launch: Launch, buffers: Sequence[BufferRecord]) -> Launch:
-    """Return a launch that lets the next one begin, prefetches constants, and waits; it has another name.
-
-    A launch with tensor descriptors stays as it is.
-    """
-    if launch.matrices:
-        return launch
+    """Return a launch that lets the next one begin, prefetches constants, and waits; it has another name."""
     source = launch.source.replace(launch.symbol, "NAME")
     if source.count(HEAD) != 1:
         raise AssertionError("a kernel does not begin with its number")

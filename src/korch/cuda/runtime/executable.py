@@ -85,7 +85,7 @@ class CudaExecutable(PlanExecutable):
         images = cubins_for(program, 10 * major + minor)
         launches = program.launches
         self._functions: dict[str, Any] = {
-            symbol: CudaFunction(image.image, symbol, image.shared_bytes, launch.warps, launch.matrices)
+            symbol: CudaFunction(image.image, symbol, image.shared_bytes, launch.warps)
             for symbol, image in images.items()
             for launch in (launches[symbol],)
         }

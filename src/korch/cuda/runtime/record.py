@@ -27,10 +27,9 @@ from korch.runtime.artifact import Archive, read_archive, read_folder, read_text
 from korch.runtime.record import PlanRecord
 from korch.runtime.report import Report
 from korch.runtime.weights import Weights
-from korch.tile.triton.matrix import CopiedMatrix
 
 FORMAT = "korch-cuda"
-SCHEMA = 10
+SCHEMA = 11
 PLAN, PROGRAM, REPORT = "plan.json", "program.json", "report.json"
 WEIGHTS = "weights.safetensors"
 CUBINS, ENGINES, SOURCES = "cubins/", "engines/", "sources/"
@@ -55,16 +54,15 @@ class LaunchRecord:
 
     symbol: str  # the function
     grid: int  # the number of programs
-    warps: int  # the warps of a program that are asked of the compiler
+    warps: int  # the warps of a program
     shared_bytes: int  # shared memory of a program
     signature: tuple[str, ...]  # the element types of its buffers
     arguments: tuple[int, ...]  # the numbers of its buffers in the step
-    matrices: tuple[CopiedMatrix, ...] = ()  # what its first parameters describe, if they are tensor descriptors
 
     def launch(self, sources: Mapping[str, str]) -> Launch:
         """Return the launch with the function's source, which is looked up in `sources` by symbol."""
         types = tuple(map(DType, self.signature))
-        return Launch(self.symbol, sources[self.symbol], types, self.arguments, self.grid, self.warps, self.matrices)
+        return Launch(self.symbol, sources[self.symbol], types, self.arguments, self.grid, self.warps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,13 +61,13 @@ def early_launches(steps: Sequence[StepProgram], turns: Sequence[Turn]) -> tuple
     """Return for each launch of each step whether it may begin before the launch in front of it has ended.
 
     It may if it waits for nothing else: on its stream, the launch follows another one, with no call, engine or wait for
-    other streams between. A launch with tensor descriptors never does: its kernel has no wait.
+    other streams between.
     """
     found = []
     follows = [False] * STREAMS
     for step, turn in zip(steps, turns, strict=True):
         first = follows[turn.stream] and not turn.waits
-        found.append(tuple((first or n > 0) and not launch.matrices for n, launch in enumerate(step.launches)))
+        found.append(tuple(first or n > 0 for n in range(len(step.launches))))
         follows[turn.stream] = bool(step.launches) or (first and not step.call and not step.engine)
     return tuple(found)
 

@@ -32,12 +32,6 @@ JOINED = 2
 
 MOST_WARPS = 8
 
-COPIED = 3
-"""How many of the offered tiles are also offered with warps of their own that copy the operands."""
-
-COPYING_ARCH = 90
-"""The architecture on which warps may copy and others multiply."""
-
 
 @dataclass(frozen=True, slots=True)
 class ProgramTile:
@@ -52,13 +46,11 @@ class ProgramTile:
     product: Product = Product.F32  # how elements are multiplied
     joins: bool = False  # whether the last program of a tile adds up its parts, not a second launch
     whole: int = 0  # the first tiles along the rows, computed by a launch of their own, whose terms are not split
-    copies: bool = False  # whether warps of their own copy the operands, through tensor descriptors
 
     def __str__(self) -> str:
         text = f"{self.rows}x{self.columns}x{self.terms}w{self.warps}s{self.stages}"
         text += f"{'q' if self.joins else 'p'}{self.parts}" if self.parts > 1 else ""
         text += f"t{self.whole}" if self.whole else ""
-        text += "d" if self.copies else ""
         return f"{text} {self.product.value}"
 
     @staticmethod
@@ -67,18 +59,16 @@ class ProgramTile:
         sizes, product = text.split(" ")
         rows, columns, terms, warps, stages, *more = map(int, re.findall(r"\d+", sizes))
         parts, whole, *_ = *more, *(1, 0)[len(more) :]
-        flags = "q" in sizes, whole, "d" in sizes
-        return ProgramTile(rows, columns, terms, warps, stages, parts, Product(product), *flags)
+        return ProgramTile(rows, columns, terms, warps, stages, parts, Product(product), "q" in sizes, whole)
 
     @property
     def options(self) -> LaunchOptions:
         """The options with which its program is printed and launched."""
-        return LaunchOptions(self.warps, self.stages, joins=self.joins, copies=self.copies)
+        return LaunchOptions(self.warps, self.stages, joins=self.joins)
 
     def shared_bytes(self, dtype: DType) -> int:
-        """Return the bytes of shared memory that blocks of operands in all stages, and results to be stored, take."""
-        stored = self.rows * self.columns if self.copies else 0  # warps that multiply don't store from where they read
-        return (self.stages * self.terms * (self.rows + self.columns) + stored) * dtype.size_bytes
+        """Return the bytes of shared memory that blocks of operands in all stages take."""
+        return self.stages * self.terms * (self.rows + self.columns) * dtype.size_bytes
 
     def fits(self, dtype: DType, target: CudaTarget) -> bool:
         """Return whether the blocks of operands in all stages fit into shared memory."""
@@ -152,8 +142,6 @@ class TritonProductProvider:
             found = schedule.contraction
             factor = SINGLE if schedule.reads_single_elements else 1.0
             tiles = tiles_for(found, schedule.dtype, target)
-            if target.arch == COPYING_ARCH and schedule.reads_matrices:
-                tiles += copying(sizes_of(found), tiles, schedule.dtype, target)
             more_ns = _around_ns(group, root, target)
             for tile in tiles:
                 guess_ns = more_ns + factor * tile_ns(sizes_of(found), tile, schedule.dtype, target)
@@ -174,10 +162,7 @@ class TritonProductProvider:
             tile = ProgramTile.parse(offer.variant)
             blocks = Blocks(tile.rows, tile.columns, tile.terms, tile.parts, tile.joins, tile.whole)
             program = schedule.blocked(blocks, tile.product)
-            kernel = print_kernel(group, offer, program, target, tile.options)
-            if tile.copies and [len(launch.matrices) for launch in kernel.launches] != [2]:
-                return Refusal("no tensor descriptor says what an operand is, or there is one block of terms only")
-            return kernel
+            return print_kernel(group, offer, program, target, tile.options)
         except NotFusedError as error:
             return Refusal(str(error))
 
@@ -229,23 +214,6 @@ def tiles_for(found: Contraction, dtype: DType, target: CudaTarget) -> list[Prog
     variants += [replace(tile, joins=True) for tile in chosen if tile.parts > 1][:JOINED]
     variants += [cut for tile in chosen if (cut := with_split_tail(sizes_of(found), tile, dtype, target))][:JOINED]
     return [*dict.fromkeys((*chosen, *(v for v in variants if v.fits(dtype, target))))]
-
-
-def copying(
-    sizes: tuple[int, ...], tiles: Sequence[ProgramTile], dtype: DType, target: CudaTarget
-) -> list[ProgramTile]:
-    """Return the best tiles with warps that copy the operands, of those that the compiler gives such warps."""
-    found = [
-        replace(tile, warps=4, stages=3, copies=True)
-        for tile in tiles
-        if tile.product in (Product.F16, Product.BF16, Product.TF32)
-        and tile.rows >= 64
-        and (tile.rows >= 128 or tile.columns <= 128)
-        and (tile.rows * tile.columns <= 128 * 128 or dtype.size_bytes == 2)  # sums would be spilled
-        and (tile.parts, tile.whole) == (1, 0)
-    ]
-    fitting = dict.fromkeys(tile for tile in found if tile.fits(dtype, target))
-    return sorted(fitting, key=lambda tile: tile_ns(sizes, tile, dtype, target))[:COPIED]
 
 
 def with_split_tail(sizes: tuple[int, ...], tile: ProgramTile, dtype: DType, target: CudaTarget) -> ProgramTile | None:
@@ -356,8 +324,6 @@ def _expected_s(sizes: tuple[int, ...], tile: ProgramTile, dtype: DType, target:
 
 def _resident(tile: ProgramTile, dtype: DType, target: CudaTarget) -> int:
     """Return how many programs a multiprocessor runs at a time, limited by shared memory and by registers for sums."""
-    if tile.copies:
-        return 1  # its warps take all registers
     threads = 32 * tile.warps
     registers = min(255, 48 + tile.rows * tile.columns // threads) * threads
     return max(1, min(target.shared_bytes // tile.shared_bytes(dtype), REGISTERS // registers))

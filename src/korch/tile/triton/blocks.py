@@ -35,7 +35,6 @@ from korch.tile.ir.program import (
     written_by,
 )
 from korch.tile.triton.launch import StageLaunch
-from korch.tile.triton.matrix import copied_block
 from korch.tile.triton.text import COLUMNS, REDUCE, ROWS, STORED, Coordinate, axes_of, converted, literal, power_of_two
 
 SMALLEST = 16
@@ -201,7 +200,7 @@ class BlockStage(StageLaunch):
         if is_turned:  # a loop over consecutive numbers would be unrolled
             has_product = any(isinstance(step, Contract) for step in loop.body)
             stages = self.options.stages if has_product else 0
-            here = self.text.begin_loop(axis.name, axis.extent, self.terms(loop), stages, self.options.copies)
+            here = self.text.begin_loop(axis.name, axis.extent, self.terms(loop), stages)
         for name in loop.carried:
             self.blocks[name] = replace(self.blocks[name], zero=frozenset())
         self.steps(loop.body, at | {axis.name: here})
@@ -234,8 +233,6 @@ class BlockStage(StageLaunch):
         """Write a pass over one block."""
         text = self.text
         frame = self.frame(_sides(pass_), at)
-        if self.options.copies and text.loops and self.copy(pass_, frame, at):
-            return
         values: dict[str, str] = {}
         types: dict[str, DType] = {}
         ops = []
@@ -261,29 +258,6 @@ class BlockStage(StageLaunch):
             else:
                 dtype = self.buffer(sink.buffer).dtype
                 text.store(sink, dtype, value, frame.at, frame.masks, frame.text)
-
-    def copy(self, pass_: Pass, frame: PassFrame, at: Mapping[str, Coordinate]) -> bool:
-        """Write a pass that reads an operand as the copy of a block; return whether it can be described as one."""
-        match pass_.ops:
-            case (Load() as load,):
-                pass
-            case Load() as load, Literal(value=0), Select() as kept:
-                if (kept.inside, kept.guards) != (load.name, load.guards):  # then the load is 0 as well
-                    return False
-            case _:
-                return False
-        (sink,), (rows, columns), buffer = pass_.sinks, frame.axes, self.buffer(load.buffer)
-        if rows is None or columns is None or buffer.level is Level.TILE:
-            return False
-        found = copied_block(load, buffer, (rows, columns), frame.shape, self.text.ranges)
-        if found is None or self.buffer(sink.buffer).dtype is not buffer.dtype:
-            return False
-        name, (row, column) = f"d_{sink.buffer}", found.begin
-        self.text.matrices[name] = load.buffer, found.matrix
-        value = f"{name}.load([{self.text.expr(row, at)}, {self.text.expr(column, at)}])"
-        self.text.line(f"{_variable(sink.buffer)} = " + (f"tl.trans({value})" if found.is_turned else value))
-        self.keep(At(sink.buffer, sink.index), frame, _variable(sink.buffer), frozenset())
-        return True
 
     def collect(self, sink: Accumulate, value: str, frame: PassFrame) -> None:
         """Write the reduction of a block along its columns."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from korch.primitive.types import DType
 from korch.tile.ir.program import Buffer, Load, Pass, Stage, TileProgram
-from korch.tile.triton.matrix import CopiedMatrix
 from korch.tile.triton.text import Text
 
 
@@ -20,7 +19,6 @@ class LaunchOptions:
     tile: tuple[int, int] = (0, 0)
     joins: bool = False  # whether the last program of a tile also runs the next stage's task of this tile
     ahead: int = 0  # the number of pipeline stages of a reduction's loop; 0 if loads are not pipelined
-    copies: bool = False  # whether warps of their own copy the operands of a contraction, as tensor descriptors say
 
 
 USUAL = LaunchOptions()
@@ -35,7 +33,6 @@ class PrintedLaunches:
     buffers: tuple[str, ...]
     grid: int  # the number of tasks, and of programs
     warps: int  # the warps per program
-    matrices: tuple[CopiedMatrix, ...] = ()  # the first buffers, which are passed as tensor descriptors
 
 
 @dataclass
@@ -59,13 +56,11 @@ class PrintedProgram:
             renamed[name] = known or f"c{len(self.tables)}"
             self.tables[renamed[name]] = table
         head = "".join(f"    # {line}\n" for line in comment.splitlines())
-        parameters = ", ".join((*text.matrices, *(f"p_{name}" for name in text.arguments)))
+        parameters = ", ".join(f"p_{name}" for name in text.arguments)
         body = "\n".join(text.lines)
         source = f"@triton.jit\ndef NAME({parameters}):\n{head}    pid = tl.program_id(0)\n{body}\n"
-        described = [buffer for buffer, _ in text.matrices.values()]
-        buffers = (*described, *(renamed.get(name, name) for name in text.arguments))
-        matrices = tuple(matrix for _, matrix in text.matrices.values())
-        self.launches.append(PrintedLaunches(source, buffers, grid, warps, matrices))
+        buffers = tuple(renamed.get(name, name) for name in text.arguments)
+        self.launches.append(PrintedLaunches(source, buffers, grid, warps))
 
 
 MANY_NUMBERS = 12

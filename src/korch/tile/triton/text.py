@@ -17,7 +17,6 @@ from korch.primitive.types import DType
 from korch.tile.ir.index import Atom, Choice, Expr, Quotient, Remainder, TableEntry, Times, Var, bounds
 from korch.tile.ir.passes import is_nonpositive
 from korch.tile.ir.program import Apply, Inside, Literal, Load, Select, Sink, TileOp
-from korch.tile.triton.matrix import CopiedMatrix
 
 COMPUTE = {
     DType.F64: "tl.float64",
@@ -173,8 +172,6 @@ class Text:
     # the constant tables that are read, with their names
     tables: dict[tuple[int, ...], str] = field(default_factory=dict)
     arguments: dict[str, None] = field(default_factory=dict)  # the buffers that are used, in order
-    # the matrices whose blocks are copied, with their buffers, by parameter; these parameters come first
-    matrices: dict[str, tuple[str, CopiedMatrix]] = field(default_factory=dict)
     # the ranges of variables; guards do not test conditions that they imply
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
     # by text of an expression, the variable that already holds it; None if expressions are not shared
@@ -209,17 +206,16 @@ class Text:
                 loop.varying.add(name)
         return self.known[text]
 
-    def begin_loop(self, variable: str, turns: int, step: int, stages: int = 0, copies: bool = False) -> Coordinate:
+    def begin_loop(self, variable: str, turns: int, step: int, stages: int = 0) -> Coordinate:
         """Write the head of a loop that counts in steps; return the coordinate of its variable.
 
-        `stages`: the pipeline stages (Triton's `num_stages`); 0 if the loop has no product. `copies`: whether warps of
-        their own copy what is multiplied.
+        `stages`: the pipeline stages (Triton's `num_stages`); 0 if the loop has no product.
         """
         for loop in self.loops:
             loop.varying.add(variable)
         self.loops.append(_Loop(len(self.lines), self.depth, {variable}))
-        ends, more = f"0, {turns * step}, {step}", ", warp_specialize=True" if copies else ""
-        pipelined = f"tl.range({ends}, num_stages={stages}{more}):"
+        ends = f"0, {turns * step}, {step}"
+        pipelined = f"tl.range({ends}, num_stages={stages}):"
         self.line(f"for {variable} in " + (pipelined if stages else f"range({ends}):"))
         self.depth += 1
         return Coordinate(variable, frozenset(), step)
