@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 # Python compiles a module when it is first imported; most modules of dependencies never are.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 EXTRAS := onnxruntime,openvino,farm,test
-# Further extras are installed by the package's name: -e would build it again.
+# Further extras are installed by the package's name, which pip finds installed: -e would build it again.
+PACKAGE := korch-compiler
 STAMP := $(VENV)/.installed
 # What pip installs as PyTorch. The default on Linux brings CUDA; a wheel of the CPU build can be given instead.
 TORCH ?= torch
@@ -52,7 +53,7 @@ tests: $(STAMP)
 # PyTorch first and alone: whichever build it is, it is kept.
 $(TORCH_STAMP): $(STAMP)
 	$(INSTALL) '$(TORCH)'
-	$(INSTALL) '$(TORCH)' 'korch-compiler[torch,test-torch]'
+	$(INSTALL) '$(TORCH)' '$(PACKAGE)[torch,test-torch]'
 	@touch $@
 
 # Modules of PyTorch through korch.optimize and torch.compile.
@@ -60,7 +61,7 @@ test-torch: $(TORCH_STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/pytorch
 
 $(TRITON_STAMP): $(STAMP)
-	$(INSTALL) 'korch-compiler[test-cuda]'
+	$(INSTALL) '$(PACKAGE)[test-cuda]'
 	@touch $@
 
 # Kernels for CUDA devices, without one: interpreted, and cross-compiled for sm_90 and sm_80.
@@ -88,7 +89,7 @@ wheel: web
 WEB_STAMP := $(VENV)/.installed-web
 
 $(WEB_STAMP): $(STAMP)
-	$(INSTALL) 'korch-compiler[test-web]'
+	$(INSTALL) '$(PACKAGE)[test-web]'
 	@touch $@
 
 # The page in headless Chromium, which must be installed.
@@ -120,7 +121,7 @@ bench-smoke: $(STAMP)
 DOCS_STAMP := $(VENV)/.installed-docs
 
 $(DOCS_STAMP): $(STAMP)
-	$(INSTALL) 'korch-compiler[docs]'
+	$(INSTALL) '$(PACKAGE)[docs]'
 	@touch $@
 
 # The documentation as a site in build/site, which asks no other host for anything. Warnings are errors,

@@ -11,15 +11,15 @@ from korch.provider.provider import Kernel
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]} {case[1]}")
 def test_each_case_is_an_offer_of_the_generator(case, target):
-    _, what, make, variant = case
+    _, what, make = case
     group = make(1)
     inputs, outputs = group.plain_layouts
     if group.is_layout_change:
         before, after = map(Layout.parse, what.split())
         inputs, outputs = (before,), (after,)
     else:
-        assert Offer(inputs, outputs, variant, is_loop_nest=True) in GeneratedProvider().offer(group, target)
-    kernel = GeneratedProvider().build(group, Offer(inputs, outputs, variant), target)
+        assert Offer(inputs, outputs, is_loop_nest=True) in GeneratedProvider().offer(group, target)
+    kernel = GeneratedProvider().build(group, Offer(inputs, outputs), target)
     assert isinstance(kernel, Kernel)
 
 
