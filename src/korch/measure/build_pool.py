@@ -29,18 +29,21 @@ Wanted = Mapping[str, Candidate]
 
 
 class BuildPool:
-    """Builds kernels in other processes; their objects are put into the compiler's cache folder."""
+    """Builds kernels in other processes; their objects are put into the compiler's cache folder.
+
+    Attributes:
+        providers: those whose kernels are built here, by name; others are left to the caller.
+    """
 
     def __init__(
         self, builder: Builder, target: Target, providers: Mapping[str, AnyProvider], *, compiles: bool = True
     ) -> None:
         """Begin without work.
 
-        `providers`: those whose kernels are built here, by name; others are left to the caller. `compiles`: whether
-        kernels are also compiled.
+        `compiles`: whether kernels are also compiled.
         """
         self._folder = builder.folder if compiles else None
-        self._builder, self._target, self._providers = builder, target, providers
+        self._builder, self._target, self.providers = builder, target, providers
         self._pickled: dict[str, bytes] = {}
         self._stop = Deadline()
         self._ahead: ThreadPoolExecutor | None = None
@@ -49,7 +52,7 @@ class BuildPool:
     def begin(self, wanted: Wanted) -> None:
         """Begin to build kernels, one at a time, to use an idle core; call `rest` before kernels are timed."""
         self._ahead = self._ahead or ThreadPoolExecutor(1)
-        for key, candidate in self._taken(wanted):
+        for key, candidate in wanted.items():
             if key not in self._begun:
                 self._begun[key] = self._ahead.submit(self._built, candidate, self._stop)
 
@@ -68,9 +71,11 @@ class BuildPool:
         stop = Deadline(deadline.at_s)  # a separate one, so that an interrupt of this thread stops the processes
         pool = ThreadPoolExecutor(usable_cores())
         try:
-            waiting = {key: pool.submit(self._built, candidate, stop) for key, candidate in self._taken(wanted)}
+            waiting = {key: pool.submit(self._built, candidate, stop) for key, candidate in wanted.items()}
             for future in waiting.values():
                 while not future.done():
+                    if deadline.is_over:  # also if it was stopped
+                        stop.stop()
                     with contextlib.suppress(TimeoutError):
                         future.result(timeout=TICK_SECONDS)
                     done = sum(one.done() for one in waiting.values())
@@ -86,19 +91,16 @@ class BuildPool:
         self._stop.stop()
         self.rest()
 
-    def _taken(self, wanted: Wanted) -> list[tuple[str, Candidate]]:
-        return [(key, candidate) for key, candidate in wanted.items() if candidate.provider in self._providers]
-
     def _built(self, candidate: Candidate, stop: Deadline) -> Kernel | None:
         """Return a candidate's kernel; None if it is not built in time, or refused, or if anything fails."""
         name = candidate.provider
         try:
             if name not in self._pickled:
-                self._pickled[name] = pickle.dumps(self._providers[name])
+                self._pickled[name] = pickle.dumps(self.providers[name])
             job = BuildJob(candidate, self._pickled[name], self._target, self._folder)
             with scratch_folder(self._builder.folder) as folder:
                 (folder / "new.job").write_bytes(pickle.dumps(job))
-                compile_llvm(folder / "new.job", folder / "answer", stop)
+                compile_llvm(folder / "new.job", folder / "answer", self._builder.limited(stop))
                 kernel, objects = pickle.loads((folder / "answer").read_bytes())
             if not isinstance(kernel, Kernel):
                 return None

@@ -134,6 +134,11 @@ class Builder:
         """Return the number of texts that were not compiled before."""
         return sum(not self._target(source).exists() for source in dict.fromkeys(sources))
 
+    def limited(self, stop: Deadline) -> Deadline:
+        """Return when to give up a compiler that begins now: at the end of the search, too, but not at once."""
+        end_s = self._end.at_s
+        return stop.until(None if end_s is None else max(end_s, time.monotonic() + PATIENCE_SECONDS))
+
     def _target(self, source: str) -> Path:
         return self.folder / object_name(self.isa, source)
 
@@ -146,9 +151,7 @@ class Builder:
         def make(temporary: Path) -> None:
             text = temporary.with_suffix(".ll")
             text.write_text(source)
-            end_s, now_s = self._end.at_s, time.monotonic()
-            latest_s = None if end_s is None else max(end_s, now_s + PATIENCE_SECONDS)
-            compile_llvm(text, temporary, (stop or Deadline()).until(latest_s))
+            compile_llvm(text, temporary, self.limited(stop or Deadline()))
 
         try:
             return self._cached(target, make)

@@ -185,7 +185,9 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
                 self._kernels |= self.builds.build(todo, deadline, self.tell)
 
     def _unbuilt(self, candidates: Sequence[Candidate]) -> dict[str, Candidate]:
-        return {c.kernel_key: c for c in candidates if c.kernel_key not in self._kernels}
+        """Return the candidates that other processes can build and that are not built, by the keys of their kernels."""
+        todo = [c for c in candidates if c.provider in self.builds.providers]
+        return {c.kernel_key: c for c in todo if c.kernel_key not in self._kernels}
 
     def close(self) -> None:
         """Stop compilers, store the usual durations, and close the database."""
@@ -250,7 +252,8 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         """Return the predicted seconds to compile the candidates that are not compiled yet."""
         built = [self._kernels[c.kernel_key] for c in candidates if c.kernel_key in self._kernels]
         texts = [text for kernel in built if isinstance(kernel, Kernel) for text in kernel.texts]
-        return self.pace.predict_s("compile", self.builder.missing_work(texts) + len(self._unbuilt(candidates)))
+        unbuilt = {c.kernel_key for c in candidates} - self._kernels.keys()
+        return self.pace.predict_s("compile", self.builder.missing_work(texts) + len(unbuilt))
 
     def _calibrate(self, known: Calibration | None = None) -> Calibration:
         """Return the calibration from the database, or else `known`, or else a new one.
