@@ -6,14 +6,19 @@ import pickle
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from threading import Event
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from korch.candidate.candidate import Candidate, Refusal, make_group
 from korch.measure import build_pool, llvm_process
 from korch.measure.build_pool import BuildPool
 from korch.measure.compiler import Builder
+from korch.measure.cpu import CpuMeter
+from korch.measure.pace import Pace
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import ValueType
@@ -24,6 +29,7 @@ from korch.provider.generated import GeneratedProvider
 from korch.provider.provider import AnyProvider, Kernel
 from korch.system.deadline import Deadline
 from korch.target import detect_target
+from korch.tile.ir import index
 
 PROVIDERS: tuple[AnyProvider, ...] = (ConvProvider(), GemmProvider(), GeneratedProvider(), AttentionProvider())
 TARGET = detect_target(2, "a compiler")
@@ -48,8 +54,18 @@ def candidates_of(graph: PrimitiveGraph) -> dict[str, Candidate]:
     return found
 
 
+def scaled() -> PrimitiveGraph:
+    """A product by a number, which a graph has as a uniform constant of all its elements."""
+    builder = GraphBuilder()
+    x = builder.input("x", ValueType.parse("f32[64,112,112]"))
+    factor = builder.constant(np.broadcast_to(np.float32(3.0), (64, 112, 112)))
+    builder.output("y", builder.add("mul", [x, factor]))
+    return builder.freeze()
+
+
 PRODUCT = candidates_of(graph_of("matmul", "f32[8,32]", "f32[32,48]"))
 SUM = candidates_of(graph_of("add", "f32[8,32]", "f32[8,32]"))
+SCALED = candidates_of(scaled())
 CONVOLUTION = candidates_of(
     graph_of("conv", "f32[1,16,8,8]", "f32[16,16,3,3]", attributes=ConvAttributes((1, 1), (1, 1), (1, 1), (1, 1), 1))
 )
@@ -75,7 +91,7 @@ def built_here(candidate: Candidate) -> Kernel:
 
 
 def test_kernels_are_the_same_and_compiled(pool, builder):
-    wanted = PRODUCT | SUM | CONVOLUTION
+    wanted = PRODUCT | SUM | SCALED | CONVOLUTION
     found = pool.build(wanted, Deadline())
     assert found.keys() == wanted.keys()
     for key, kernel in found.items():
@@ -145,6 +161,32 @@ def test_a_provider_that_stays_here_is_left_to_the_caller(builder):
     assert BuildPool(builder, TARGET, {"generated": Local()}).build(SUM, Deadline()) == {}
 
 
+def test_a_uniform_constant_is_sent_as_one_element():
+    group = next(iter(SCALED.values())).group
+    (constant,) = (c for c in pickle.loads(pickle.dumps(group)).body.constants.values())
+    assert constant.is_uniform and constant.type == ValueType.parse("f32[64,112,112]") and constant.scalar == 3
+    assert len(pickle.dumps(group)) < 10_000
+
+
+def test_hashes_are_not_sent():
+    expression = index.add(index.var("i"), index.constant(3))
+    assert hash(expression) and "_hash" in vars(expression)
+    assert "_hash" not in vars(pickle.loads(pickle.dumps(expression)))
+
+
+def test_it_ends_when_it_is_stopped(pool, monkeypatch):
+    end = Deadline()
+
+    def run(*job):
+        end.stop()
+        while not job[2].is_over:
+            time.sleep(0.01)
+        raise llvm_process.StoppedError("stopped")
+
+    monkeypatch.setattr(build_pool, "compile_llvm", run)
+    assert pool.build(SUM, end) == {}
+
+
 def test_only_the_given_providers_are_asked(builder):
     assert BuildPool(builder, TARGET, {}).build(SUM, Deadline()) == {}
 
@@ -155,3 +197,31 @@ def test_plans_of_offers_are_not_sent():
     group = next(iter(CONVOLUTION.values())).group
     provider.offer(group, TARGET)
     assert len(pickle.dumps(provider)) == empty
+
+
+@pytest.fixture
+def meter(pool) -> CpuMeter:
+    found = object.__new__(CpuMeter)  # without calibration and database
+    found.builds, found.pace, found.tell = pool, Pace(), lambda text: None
+    found._kernels = {}
+    return found
+
+
+def test_a_meter_has_them_built_and_notes_the_time_of_each(meter):
+    wanted = [*SUM.values(), *PRODUCT.values()]
+    assert meter.prepare(wanted) == wanted
+    assert meter._kernels.keys() == SUM.keys() | PRODUCT.keys()
+    assert meter.pace.spent_s["compile"] > 0
+
+
+@pytest.mark.parametrize("change", [{"served": SimpleNamespace(form="rows")}, {"provider": "a library"}])
+def test_a_meter_builds_kernels_for_several_sizes_and_of_libraries_itself(meter, change):
+    others = [replace(candidate, **change) for candidate in (*SUM.values(), *PRODUCT.values())]
+    assert meter.prepare(others) == others
+    assert meter._kernels == {} and meter.pace.spent_s == {}
+
+
+def test_a_meter_leaves_out_what_there_is_no_time_to_build(meter):
+    library = replace(next(iter(SUM.values())), provider="a library")
+    wanted = [*SUM.values(), library, *PRODUCT.values()]
+    assert meter.prepare(wanted, Deadline.after(0.01, time.monotonic())) == [library]

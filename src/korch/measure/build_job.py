@@ -1,17 +1,14 @@
-"""A candidate's kernel, built and compiled in another process: what is sent to it, and what it answers."""
+"""A kernel that is built and compiled in another process: what is sent to it, and what it answers."""
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
-from korch.candidate.candidate import Candidate, Refusal
+from korch.candidate.candidate import Group, Offer, Refusal
 from korch.measure.llvm_process import object_name
-from korch.provider.for_sizes import kernel_for_sizes
-from korch.provider.provider import AnyProvider, Kernel
+from korch.provider.provider import Kernel, Provider
 from korch.target import Target
 
 
@@ -19,8 +16,9 @@ from korch.target import Target
 class BuildJob:
     """A kernel to build and to compile."""
 
-    candidate: Candidate
-    provider: bytes  # the pickled provider
+    provider: Provider[Target, Kernel]  # a copy, which has learned nothing from other jobs
+    group: Group
+    offer: Offer
     target: Target
     folder: Path | None  # the folder of compiled objects; what it has is not compiled again; None to compile nothing
 
@@ -30,21 +28,10 @@ class BuildJob:
         Raises:
             Exception: whatever the provider raises.
         """
-
-        def build(candidate: Candidate) -> Kernel | Refusal:
-            return _provider(self.provider).build(candidate.group, candidate.offer, self.target)
-
-        kernel = kernel_for_sizes(self.candidate, build)
+        kernel = self.provider.build(self.group, self.offer, self.target)
         if isinstance(kernel, Refusal):
             return kernel, ()
         return kernel, tuple(compile_text(text) if self._is_missing(text) else None for text in kernel.texts)
 
     def _is_missing(self, text: str) -> bool:
         return self.folder is not None and not (self.folder / object_name(self.target.isa, text)).exists()
-
-
-@cache
-def _provider(data: bytes) -> AnyProvider:
-    """Return a provider; it keeps what it learns of one candidate for the next."""
-    provider: AnyProvider = pickle.loads(data)
-    return provider

@@ -44,7 +44,6 @@ class BuildPool:
         """
         self._folder = builder.folder if compiles else None
         self._builder, self._target, self.providers = builder, target, providers
-        self._pickled: dict[str, bytes] = {}
         self._stop = Deadline()
         self._ahead: ThreadPoolExecutor | None = None
         self._begun: dict[str, Future[Kernel | None]] = {}
@@ -93,11 +92,9 @@ class BuildPool:
 
     def _built(self, candidate: Candidate, stop: Deadline) -> Kernel | None:
         """Return a candidate's kernel; None if it is not built in time, or refused, or if anything fails."""
-        name = candidate.provider
         try:
-            if name not in self._pickled:
-                self._pickled[name] = pickle.dumps(self.providers[name])
-            job = BuildJob(candidate, self._pickled[name], self._target, self._folder)
+            provider = self.providers[candidate.provider]
+            job = BuildJob(provider, candidate.group, candidate.offer, self._target, self._folder)
             with scratch_folder(self._builder.folder) as folder:
                 (folder / "new.job").write_bytes(pickle.dumps(job))
                 compile_llvm(folder / "new.job", folder / "answer", self._builder.limited(stop))
@@ -109,5 +106,5 @@ class BuildPool:
                     self._builder.store(text, data)
             return kernel
         except Exception as error:  # noqa: BLE001 - the caller builds it, and reports what a provider raises
-            logger.debug("a kernel of %s is built here: %s", name, error)
+            logger.debug("a kernel of %s is built here: %s", candidate.provider, error)
             return None

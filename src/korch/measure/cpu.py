@@ -19,7 +19,7 @@ from korch.costs.model import model_for
 from korch.costs.operations import gathered_indices, iterations
 from korch.costs.rates import Calibration, Rates, Work
 from korch.measure import uncompiled
-from korch.measure.batch import JobResult, NotCompiled, SourcedJob, compile_and_time
+from korch.measure.batch import JobResult, NotCompiled, SourcedJob, compile_and_time, least_timing_s
 from korch.measure.build_pool import BuildPool
 from korch.measure.calibrate import FACT, calibrate
 from korch.measure.compiler import Builder, target_of, usable_folder
@@ -177,16 +177,24 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         """Stop the work that `begin` has started, and keep the kernels that are built."""
         self._kernels |= self.builds.rest()
 
-    def prepare(self, candidates: Sequence[Candidate], deadline: Deadline = NEVER) -> None:
-        """Build and compile candidates in several processes, as far as they are done before the deadline."""
+    def prepare(self, candidates: Sequence[Candidate], deadline: Deadline = NEVER) -> list[Candidate]:
+        """Build and compile candidates in several processes, until the time that is left is needed to time them."""
         self.rest()
-        if len(todo := self._unbuilt(candidates)) > 1:
-            with self.pace.noting("compile", len(todo)):
-                self._kernels |= self.builds.build(todo, deadline, self.tell)
+        if len(todo := self._unbuilt(candidates)) < 2:
+            return list(candidates)
+        end = deadline.before(least_timing_s(self.pace, len(todo)))
+        begun_s = time.monotonic()
+        found = self.builds.build(todo, end, self.tell)
+        self.pace.note("compile", len(found), time.monotonic() - begun_s)
+        self._kernels |= found
+        return [c for c in candidates if not end.is_over or c.kernel_key in self._kernels or c.kernel_key not in todo]
 
     def _unbuilt(self, candidates: Sequence[Candidate]) -> dict[str, Candidate]:
-        """Return the candidates that other processes can build and that are not built, by the keys of their kernels."""
-        todo = [c for c in candidates if c.provider in self.builds.providers]
+        """Return the candidates that other processes can build and that are not built, by the keys of their kernels.
+
+        Kernels for several sizes are built here: their providers know the kernels for the largest size.
+        """
+        todo = [c for c in candidates if c.served is None and c.provider in self.builds.providers]
         return {c.kernel_key: c for c in todo if c.kernel_key not in self._kernels}
 
     def close(self) -> None:

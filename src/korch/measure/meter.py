@@ -141,8 +141,9 @@ class CandidateMeter(ABC, Generic[T, K]):
     def begin(self, candidates: Sequence[Candidate]) -> None:
         """Begin to build candidates that will likely be measured, in parallel with other work."""
 
-    def prepare(self, candidates: Sequence[Candidate], deadline: Deadline = NEVER) -> None:
-        """Build candidates for `kernel` at the same time, as far as other processes can do it before the deadline."""
+    def prepare(self, candidates: Sequence[Candidate], deadline: Deadline = NEVER) -> list[Candidate]:
+        """Build candidates for `kernel` at the same time, if the meter can; return those for which there is time."""
+        return list(candidates)
 
     def rest(self) -> None:
         """Stop the work that `begin` has started: timing needs an otherwise idle machine."""
@@ -214,15 +215,12 @@ class CandidateMeter(ABC, Generic[T, K]):
 
     def _time(self, todo: Mapping[str, Candidate], deadline: Deadline) -> None:
         kernels: dict[str, K] = {}
-        self.prepare(list(todo.values()), deadline)
-        for key, candidate in todo.items():
-            if deadline.is_over:
-                break
+        for candidate in self.prepare(list(todo.values()), deadline):
             built = self.kernel(candidate)
             if isinstance(built, Refusal):
-                self.keep(key, _refused(built))
+                self.keep(candidate.key, _refused(built))
             else:
-                kernels[key] = built
+                kernels[candidate.key] = built
         self.measure_batches(_batches([todo[key] for key in kernels]), kernels, deadline)
 
     def measure_batches(

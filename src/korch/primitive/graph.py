@@ -53,6 +53,12 @@ class Constant:
         is_uniform, digest = _content(dense, shape)
         return Constant(np.broadcast_to(dense.reshape(-1)[0], shape) if is_uniform else dense.reshape(shape), digest)
 
+    def __reduce__(self) -> tuple[type[Constant] | Callable[..., Constant], tuple[object, ...]]:
+        """Pickle one element of a uniform constant: NumPy would write all, and the copy would not be uniform."""
+        if self.array.size > 1 and self.is_uniform:
+            return _uniform, (np.array(self.array[(0,) * self.array.ndim]), self.array.shape, self.digest)
+        return Constant, (self.array, self.digest)
+
     @property
     def type(self) -> ValueType:
         """The constant's type."""
@@ -96,6 +102,10 @@ def _content(array: Array, shape: tuple[int, ...]) -> tuple[bool, str]:
     digest = hashlib.sha256(f"{array.dtype}{shape}{is_uniform}".encode())
     digest.update(np.ascontiguousarray(rows[0] if is_uniform else rows).data)
     return is_uniform, digest.hexdigest()[:16]
+
+
+def _uniform(element: Array, shape: tuple[int, ...], digest: str) -> Constant:
+    return Constant(np.broadcast_to(element, shape), digest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,10 @@ class Expr:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[type[Expr], tuple[int, tuple[tuple[Atom, int], ...]]]:
+        """Pickle no hash: another process computes other ones."""
+        return Expr, (self.constant, self.terms)
+
     @cached_property
     def _hash(self) -> int:
         return hash((self.constant, self.terms))
