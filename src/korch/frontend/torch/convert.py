@@ -32,7 +32,7 @@ SMALL_BYTES = 256
 
 
 def to_held_model(program: Any, name: str, inputs: Sequence[str], outputs: Sequence[str]) -> HeldModel:
-    """Return an exported program as ONNX.
+    """Return an exported program as ONNX. It replaces functions of PyTorch, so callers hold the lock `TRACING`.
 
     Raises:
         UnsupportedError: PyTorch has no translation of an operator, or onnxscript is missing.
@@ -46,7 +46,7 @@ def to_held_model(program: Any, name: str, inputs: Sequence[str], outputs: Seque
     try:
         # In bfloat16, the exporter's optimizer would fold a batch normalization into float32 weights of a convolution.
         is_bfloat16 = any(tensor.dtype is torch.bfloat16 for tensor in program.state_dict.values())
-        with _translations_read_once():
+        with _translations_read_once(program):
             translated = torch.onnx.export(
                 program,
                 dynamo=True,
@@ -80,7 +80,8 @@ def decomposed(program: Any, own: Mapping[Any, Callable[..., Any]]) -> Any:
     for operator, function in own.items():
         other = table.get(operator)
         table[operator] = function if other is None else partial(_either, function, other)
-    return program.run_decompositions(table)
+    with torch.fx.experimental._config.patch(backed_size_oblivious=True):  # as the exporter does
+        return program.run_decompositions(table)
 
 
 def _either(function: Callable[..., Any], other: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -97,13 +98,6 @@ def _decompositions(translated: frozenset[Any]) -> Mapping[Any, Callable[..., An
     registry = _registry(vars(ONNXRegistry)["from_torchlib"], (), (("opset_version", OPSET),))
     known = _decomp.get_onnx_implemented_overloads(registry)
     return dict(_decomp.create_onnx_friendly_decomposition_table({*known, *translated}))
-
-
-def _as_it_is(program: Any, registry: Any) -> Any:
-    """Return a copy of a program that is decomposed already: the exporter changes its graph."""
-    found = copy(program)
-    found._graph_module = deepcopy(program.graph_module)
-    return found
 
 
 def _translations() -> dict[Any, Any]:
@@ -133,8 +127,11 @@ def _simplify(model: Any) -> None:
 
 
 @contextmanager
-def _translations_read_once() -> Iterator[None]:
-    """Let PyTorch read its translations of operators once, which takes a second, and decompose nothing again."""
+def _translations_read_once(program: Any) -> Iterator[None]:
+    """Let PyTorch read its translations of operators once, which takes a second, and not decompose a program again.
+
+    Other threads may export programs of their own, which are decomposed.
+    """
     from torch.onnx._internal.exporter import _fx_passes
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
@@ -145,7 +142,14 @@ def _translations_read_once() -> Iterator[None]:
         registry.functions = {target: list(found) for target, found in registry.functions.items()}
         return registry
 
-    ONNXRegistry.from_torchlib, _fx_passes.decompose_with_registry = staticmethod(own_copy), _as_it_is
+    def as_it_is(other: Any, registry: Any) -> Any:
+        if other is not program:
+            return decompose(other, registry)
+        found = copy(program)
+        found._graph_module = deepcopy(program.graph_module)  # the exporter changes it
+        return found
+
+    ONNXRegistry.from_torchlib, _fx_passes.decompose_with_registry = staticmethod(own_copy), as_it_is
     try:
         yield
     finally:
