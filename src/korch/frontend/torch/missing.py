@@ -87,6 +87,8 @@ def signbit(x: Any) -> Any:
 def _copysign(x: Any, y: Any) -> Any:
     dtype = torch.result_type(x, y)
     x = x.to(dtype if dtype.is_floating_point else torch.get_default_dtype())
+    if not isinstance(y, torch.Tensor):
+        return x.abs() if math.copysign(1, y) > 0 else -x.abs()
     return torch.where(signbit(y), -x.abs(), x.abs())
 
 
@@ -434,7 +436,7 @@ MISSING: dict[Any, Callable[..., Any]] = {
     aten.masked_select.default: _selected,
     aten.nansum.default: _sum_of_numbers,
     aten.linalg_vander.default: partial(_powers, increasing=True),
-    aten.copysign.Tensor: _copysign,
+    **dict.fromkeys([aten.copysign.Tensor, aten.copysign.Scalar], _copysign),
     aten.fmax.default: _fmax,
     aten.fmin.default: _fmin,
     aten.hypot.default: _hypot,
