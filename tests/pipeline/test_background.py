@@ -7,7 +7,7 @@ import logging
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +34,9 @@ class Adds:
         self.number, self.threads, self.report = number, 1, f"report {number}"
 
     def __call__(self, *arrays: Any) -> tuple[Any, ...]:
+        return self.compute(arrays)
+
+    def compute(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(array + self.number for array in arrays)
 
 
@@ -60,6 +63,23 @@ def test_calls_get_the_first_plan_until_the_search_has_found_a_better_one() -> N
     assert served.wait()
     assert served(1) == (3,) and served.report == "report 2"
     assert served.background.error is None
+
+
+def test_a_method_that_is_kept_gets_the_better_plan() -> None:
+    go = threading.Event()
+
+    def search(tell: Progress, deadline: Deadline) -> int:
+        assert go.wait(60)
+        tell(Update("orchestrate"))
+        return 2
+
+    served = BackgroundExecutable(made(search), OPTIONS, untold)
+    compute, background = served.compute, served.background
+    del served
+    gc.collect()
+    assert compute([1]) == (2,)
+    go.set()
+    assert background.wait() and compute([1]) == (3,)
 
 
 def test_a_search_that_fails_leaves_the_first_plan_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from korch.options import Options
@@ -167,7 +168,12 @@ class BackgroundExecutable:
     def __getattr__(self, name: str) -> Any:
         if name == "served":  # it is not there yet
             raise AttributeError(name)
-        return getattr(self.served, name)
+        found = getattr(self.served, name)
+        return partial(self._call, name) if callable(found) else found
+
+    def _call(self, name: str, /, *args: Any, **named: Any) -> Any:
+        """Call a method of what is served now. A method that is kept keeps this object, and so its search."""
+        return getattr(self.served, name)(*args, **named)
 
     def __repr__(self) -> str:
         return repr(self.served)
