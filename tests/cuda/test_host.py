@@ -14,7 +14,7 @@ from onnx import helper
 
 import korch
 from korch.cuda.runtime.executable import CudaExecutable
-from korch.errors import UnsupportedError
+from korch.errors import UnprovidedError, UnsupportedError
 from korch.fission import fission
 from korch.host import executable as hosted
 from korch.host import optimize as host_optimize
@@ -22,6 +22,7 @@ from korch.host.executable import HostPart, NativePart
 from korch.limits import SearchLimits
 from korch.options import Options
 from korch.primitive.lowering import lower_products
+from korch.primitive.torch_calls.recurrences import MOST_STEPS
 from korch.runtime.report import Report
 from tests.cuda.test_whole_plans import build_program
 from tests.support.cuda_issue import issue_on_cpu
@@ -106,3 +107,37 @@ def test_without_a_device_nothing_is_left_to_the_host(tmp_path):
         pytest.skip("there is a device")
     with pytest.raises(UnsupportedError, match="CUDA"):
         korch.optimize(model().SerializeToString(), target="cuda", cache_folder=tmp_path)
+
+
+def recurrence(steps):
+    nodes = [
+        helper.make_node("Tanh", ["x"], ["a"], name="before"),
+        helper.make_node("GRU", ["a", "w", "r"], ["y"], name="loop", hidden_size=3),
+    ]
+    rng = np.random.default_rng(1)
+    weights = {n: rng.standard_normal((1, 9, width)).astype(np.float32) for n, width in (("w", 4), ("r", 3))}
+    ends = [helper.make_tensor_value_info(*end) for end in (("x", 1, [steps, 2, 4]), ("y", 1, [steps, 1, 2, 3]))]
+    arrays = [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], arrays)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9).SerializeToString()
+
+
+def test_the_host_runs_recurrences_that_no_provider_of_the_device_runs(tmp_path):
+    for target, steps, nodes in (("cuda", MOST_STEPS + 1, ["loop"]), ("cuda", 4, []), ("cpu", MOST_STEPS + 1, [])):
+        host = {}
+        options = Options(target=target, cache_folder=tmp_path)
+        host_optimize.split_for_host(recurrence(steps), options, None, host)
+        assert list(host) == nodes
+
+
+def test_the_host_runs_a_recurrence_that_stays_whole_and_has_no_kernel(on_cpu, monkeypatch, tmp_path):
+    plan = host_optimize.optimize_model
+
+    def refuse(segment, *rest):
+        if any(operator.op_type == "GRU" for operator in segment.operators):
+            raise UnprovidedError("no kernel")
+        return plan(segment, *rest)
+
+    monkeypatch.setattr(host_optimize, "optimize_model", refuse)
+    found = host_optimize.optimize_with_host(recurrence(4), Options(target="cuda", cache_folder=tmp_path))
+    assert [type(part) for part in found.parts] == [NativePart, HostPart]

@@ -160,7 +160,7 @@ def _build(
             executable = optimize_model(segment, own, None, tell, deadline.shared(left))
             left -= 1
         except UnprovidedError as error:
-            raise _CannotRunError(_blamed(segment, error)) from error
+            raise _CannotRunError(_blamed(segment, error, options)) from error
         native = NativePart(executable, segment.inputs, segment.outputs)
         parts.append(native)
         values.run(native)
@@ -174,7 +174,7 @@ def _refused(segmented: SegmentedModel, options: Options) -> dict[str, str]:
     for segment in segmented.segments:
         if isinstance(segment, HostSegment):
             continue
-        graph = fission(segment)
+        graph = fission(segment, with_loops=not options.is_cuda)
         for number, (primitive, origin) in enumerate(zip(graph.primitives, graph.origins, strict=True)):
             if isinstance(primitive.attributes, OpaqueAttributes):
                 refusal = refusal_of(make_group(graph, [number], [primitive.output]))
@@ -188,10 +188,11 @@ def _named(segment: OperatorGraph, origin: str) -> list[str]:
     return [o.name for o in segment.operators if o.label and origin.startswith(o.label)]
 
 
-def _blamed(segment: OperatorGraph, error: KorchError) -> dict[str, str]:
+def _blamed(segment: OperatorGraph, error: KorchError, options: Options) -> dict[str, str]:
     """Return the nodes of a segment that an error names; if it names none, the opaque nodes, or else all nodes."""
     named = _named(segment, error.where.removeprefix("node "))
-    kept = {item.operator for item in fission_with_report(segment)[1].kept}
+    report = fission_with_report(segment, with_loops=not options.is_cuda)[1]
+    kept = {item.operator for item in report.kept}
     opaque = [operator.name for operator in segment.operators if operator.label in kept]
     names = named or opaque or [operator.name for operator in segment.operators]
     logger.info("left to the host: %s: %s", ", ".join(names), error)
