@@ -19,7 +19,6 @@ from __future__ import annotations
 import resource
 import sys
 import tempfile
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ from benchmarks.peers import full_name
 from benchmarks.rows import in_process, options_of, write_rows
 from korch.api import optimize
 from korch.cli.bench import bench
-from korch.errors import KorchError
 from korch.options import Options
 from korch.records import plain
 from korch.report.peers import get_peer
@@ -89,8 +87,8 @@ def main() -> int:
     for name in args.models.split(","):
         try:
             rows[name] = row = in_process(measure, name, against, args.rounds, args.budget, args.artifacts)
-        except (KorchError, BrokenProcessPool) as error:
-            print(f"{name}: {error}", file=sys.stderr, flush=True)
+        except Exception as error:  # noqa: BLE001 - whatever fails, the other models are run
+            print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             failed.append(name)
             continue
         if differs(row):

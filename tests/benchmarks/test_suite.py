@@ -40,6 +40,17 @@ def test_an_engine_that_is_not_installed_is_left_out(monkeypatch, capsys) -> Non
     assert "without iree: not installed" in capsys.readouterr().out
 
 
+def test_a_model_that_fails_leaves_the_others(monkeypatch, capsys, tmp_path) -> None:
+    rows = {"bert": {"comparison": {"rows": []}}}
+    monkeypatch.setattr(suite, "in_process", lambda measure, name, *rest: rows[name])
+    written = tmp_path / "suite.json"
+    monkeypatch.setattr("sys.argv", ["suite", "--models", "candy,bert", "--output", str(written)])
+    assert suite.main() == 1
+    assert json.loads(written.read_text("utf-8"))["models"] == rows
+    found = capsys.readouterr()
+    assert "candy failed" in found.out and "candy: KeyError" in found.err
+
+
 def test_other_results_than_those_of_onnx_runtime_fail() -> None:
     def row(error: float | None) -> dict[str, Any]:
         return {"comparison": {"rows": [{"name": "onnxruntime", "max_error": error}]}}
