@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from itertools import chain, combinations
 
 from korch.binary_program.problem import Port, Problem
+from korch.primitive.bitset import bits
 from korch.primitive.component import strong_components
 
 
@@ -326,7 +327,7 @@ def _shared_landmarks(problem: Problem) -> Iterator[tuple[int, tuple[int, ...], 
             continue
         needed_by = [_union(needed, problem.steps[p].inputs) for p in makers]
         groups: dict[tuple[int, ...], list[int]] = {}
-        for other in _bits(_shared(needed_by)):
+        for other in bits(_shared(needed_by)):
             same = tuple(p for p, mask in zip(makers, needed_by, strict=True) if mask >> other & 1)
             groups.setdefault(same, []).append(other)
         for same, others in groups.items():
@@ -459,10 +460,3 @@ def _shared(masks: Sequence[int]) -> int:
         twice |= once & mask
         once |= mask
     return twice
-
-
-def _bits(mask: int) -> Iterator[int]:
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low

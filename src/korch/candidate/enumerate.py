@@ -43,6 +43,7 @@ from korch.candidate.attach import Attachment
 from korch.candidate.candidate import Group, make_group
 from korch.candidate.shape import COMMON, Compose, GroupShape
 from korch.options import Options
+from korch.primitive.bitset import bits
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Category, OutputOfSeveral
 from korch.primitive.walks import depth_first
@@ -164,16 +165,6 @@ def _add_composed(
     for group in largest.values():
         groups.setdefault((group.primitives, group.outputs), group)
         yield group.primitives, group.outputs
-
-
-def bits(mask: int) -> list[int]:
-    """Return the positions of the ones of a bitset, least first."""
-    found = []
-    while mask:
-        low = mask & -mask
-        found.append(low.bit_length() - 1)
-        mask ^= low
-    return found
 
 
 class _Space:
