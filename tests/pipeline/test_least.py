@@ -10,15 +10,20 @@ from types import SimpleNamespace
 import pytest
 
 from korch.errors import InaccurateError
+from korch.fission import fission
+from korch.frontend.onnx import load_model
 from korch.options import Options
 from korch.pipeline import Run, untold
 from korch.pipeline.least import CALIBRATION_S, Least, least_of, work_of
 from korch.pipeline.optimize import optimize_run
 from korch.pipeline.results import Built
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
+from korch.primitive.ops.loop import LoopAttributes
+from korch.primitive.reference import body_of
 from korch.primitive.types import DType, ValueType
 from korch.runtime.report import Report
 from korch.system.deadline import Deadline
+from tests.support.loops import loop_model
 
 LEAST = Least(search_s=4.0, compile_s=3.0, end_s=2.0)
 
@@ -116,3 +121,11 @@ def test_more_kinds_of_primitives_and_an_empty_cache_take_longer(
     assert least_of(work_of(chain(1, 1)), options, compared=(1.0, 0.5)).end_s > few.end_s
     monkeypatch.setattr("korch.pipeline.least.slowness", lambda: 2.0)
     assert least_of(work_of(chain(1, 1)), options).total_s == pytest.approx(2 * few.total_s)
+
+
+def test_the_interpreter_runs_all_iterations_of_a_loop_once_for_all_outputs() -> None:
+    graph = fission(load_model(loop_model("several")))
+    loops = [p.attributes for p in graph.primitives if isinstance(p.attributes, LoopAttributes)]
+    (size,) = {len(body_of(loop.body).primitives) for loop in loops}
+    assert len(loops) == 3 and work_of(graph).repeated == 40 * size
+    assert work_of(fission(load_model(loop_model("nested")))).repeated > 40 * 40

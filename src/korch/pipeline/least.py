@@ -15,6 +15,8 @@ from korch.measure.cpu import usual_pace
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Category
+from korch.primitive.ops.loop import LoopAttributes
+from korch.primitive.reference import body_of
 from korch.system.cores import slowness
 from korch.system.deadline import Deadline
 from korch.validation.validate import BUILD_KERNELS, WEIGHTS_BYTES
@@ -39,8 +41,9 @@ the same operation, attributes and types."""
 PRIMITIVE_BUILD = 0.1
 """The work to build a plan per primitive, as a number of kernels."""
 
-FLOP_S, ELEMENT_S = 7e-11, 6e-9
-"""Seconds of the interpreter, which computes the results with which a plan is compared."""
+FLOP_S, ELEMENT_S, STEP_S = 7e-11, 6e-9, 1e-5
+"""Seconds of the interpreter, which computes the results with which a plan is compared; STEP_S is per primitive of each
+iteration of a loop."""
 
 RANGE_S = 3.0
 """Seconds to time a plan for a range at several sizes, and to combine plans."""
@@ -59,12 +62,13 @@ class PlanWork:
     weights_bytes: int  # the bytes of its constants
     flop: int  # the floating-point operations of a run
     elements: int  # the elements that the primitives of a run compute
+    repeated: int = 0  # the number of primitives of all iterations of loops
     read_s: float = 0.0  # the predicted seconds until its primitives are known, on an idle machine
 
     @property
     def reference_s(self) -> float:
         """The predicted seconds in which the interpreter computes the results on an idle machine."""
-        return FLOP_S * self.flop + ELEMENT_S * self.elements
+        return FLOP_S * self.flop + ELEMENT_S * self.elements + STEP_S * self.repeated
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,16 @@ def work_of(graph: PrimitiveGraph) -> PlanWork:
         graph.weights_bytes,
         graph.total_flop,
         sum(graph.types[p.output].size for p in primitives),
+        _repeated(graph),
     )
+
+
+def _repeated(graph: PrimitiveGraph) -> int:
+    """Return the number of primitives of all iterations of a graph's loops, which run once for all of their outputs."""
+    primitives = graph.primitives
+    loops = {(a.without_output, p.inputs): a for p in primitives if isinstance(a := p.attributes, LoopAttributes)}
+    bodies = ((a.trips, body_of(a.body)) for a in loops.values())
+    return sum(trips * (len(body.primitives) + _repeated(body)) for trips, body in bodies)
 
 
 def least_of(work: PlanWork, options: Options, compared: Sequence[float] = ()) -> Least:

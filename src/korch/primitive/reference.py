@@ -78,11 +78,17 @@ def run(
     outputs = {value for _, value in graph.outputs}
     last = {value: i for i, primitive in enumerate(order) for value in primitive.inputs}
     values = _given(graph, inputs, exact, outputs)
+    loops: dict[object, list[Array]] = {}  # all outputs of each loop: one primitive computes only one of them
     for i, primitive in enumerate(order):
         for value in primitive.inputs:
             if value not in values:  # a constant is widened when it is first needed
                 values[value] = _constant(graph, value, exact)
-        if roundings is None:
+        if isinstance(primitive.attributes, LoopAttributes):
+            key = primitive.attributes.without_output, primitive.inputs
+            if key not in loops:
+                loops[key] = run_loop([values[v] for v in primitive.inputs], primitive.attributes, roundings)
+            values[primitive.output] = loops[key][primitive.attributes.output]
+        elif roundings is None:
             given: Mapping[int, Array] = values
             if factors is not None and primitive.row.category is Category.LINEAR:
                 given = {value: factors(values[value]) for value in primitive.inputs}
@@ -114,17 +120,22 @@ def apply(graph: PrimitiveGraph, primitive: Primitive, values: Mapping[int, Arra
         return result.astype(type_.dtype.numpy, copy=False)
 
 
-def run_loop(inputs: Sequence[Array], loop: LoopAttributes, roundings: np.random.Generator | None = None) -> Array:
-    """Compute the output of a loop that its attributes name.
+def run_loop(
+    inputs: Sequence[Array], loop: LoopAttributes, roundings: np.random.Generator | None = None
+) -> list[Array]:
+    """Compute all outputs of a loop.
 
     `inputs`: the loop's inputs; floats that are wider than their types are computed exactly.
     """
     body = body_of(loop.body)
-    trips = int(inputs[-1][0]) if loop.is_counted else loop.trips
+    trips = loop.trips
+    if loop.is_counted:
+        *inputs, count = inputs
+        trips = int(count[0])
     end = loop.states + len(loop.reads_backward)
     states, sliced, others = list(inputs[: loop.states]), inputs[loop.states : end], inputs[end:]
     exact = any(
-        array.dtype != body.types[value].dtype.numpy for array, (_, value) in zip(inputs, body.inputs, strict=False)
+        array.dtype != body.types[value].dtype.numpy for array, (_, value) in zip(inputs, body.inputs, strict=True)
     )
     stacks: list[list[Array]] = [[] for _ in loop.writes_backward]
     for trip in range(trips):
@@ -132,16 +143,15 @@ def run_loop(inputs: Sequence[Array], loop: LoopAttributes, roundings: np.random
             array[trips - 1 - trip if is_backward else trip]
             for array, is_backward in zip(sliced, loop.reads_backward, strict=True)
         ]
-        given = {name: array for (name, _), array in zip(body.inputs, (*states, *slices, *others), strict=False)}
+        given = {name: array for (name, _), array in zip(body.inputs, (*states, *slices, *others), strict=True)}
         found = list(run(body, given, exact=exact, roundings=roundings).values())
         states, written = found[: loop.states], found[loop.states :]
         for own, array in zip(stacks, written, strict=True):
             own.append(array)
-    if loop.output < loop.states:
-        return states[loop.output]
-    place = loop.output - loop.states
-    stack = np.stack(stacks[place][:: -1 if loop.writes_backward[place] else 1])
-    return np.concatenate([stack, np.zeros((loop.trips - trips, *stack.shape[1:]), stack.dtype)])
+    for own, is_backward in zip(stacks, loop.writes_backward, strict=True):
+        stack = np.stack(own[:: -1 if is_backward else 1])
+        states.append(np.concatenate([stack, np.zeros((loop.trips - trips, *stack.shape[1:]), stack.dtype)]))
+    return states
 
 
 @lru_cache(64)
@@ -158,8 +168,6 @@ def _apply_rounded(
     The error of a sum of n terms is sqrt(n) times the error of one term.
     """
     category, result_type = primitive.row.category, graph.types[primitive.output]
-    if isinstance(primitive.attributes, LoopAttributes):
-        return run_loop([values[v] for v in primitive.inputs], primitive.attributes, rng)
     is_rounded = result_type.dtype.is_float and primitive.op not in EXACT
     if not is_rounded or category in (Category.LAYOUT, Category.BROADCAST, Category.OPAQUE):
         return apply(graph, primitive, values, exact=False)

@@ -114,5 +114,5 @@ def work_of_call(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         sum(weight.nbytes for weight in (*module.parameters(), *module.buffers())),
         operations.flop,
         int(operations.elements),
-        EXPORT_S + OPERATION_S * operations.count,
+        read_s=EXPORT_S + OPERATION_S * operations.count,
     )

@@ -64,7 +64,7 @@ def _infer(inputs: Sequence[ValueType], attributes: LoopAttributes) -> ValueType
 def _reference(inputs: Sequence[Array], attributes: LoopAttributes) -> Array:
     from korch.primitive.reference import run_loop  # the interpreter of graphs uses this table
 
-    return run_loop(inputs, attributes)
+    return run_loop(inputs, attributes)[attributes.output]
 
 
 def _flop(inputs: Sequence[ValueType], attributes: LoopAttributes, output: ValueType) -> int:
