@@ -17,6 +17,7 @@ from korch.primitive.as_onnx import OnnxNodes
 from korch.primitive.check import check_graph
 from korch.primitive.op import Array
 from korch.primitive.ops.loop import LoopAttributes
+from korch.primitive.text import format_graph
 from tests.support.models import feeds_of, one_operator
 
 WIDTH, BIAS, STATE, CELL = 3, 3, 5, 6
@@ -83,6 +84,22 @@ def test_what_a_loop_does_not_express_is_kept_whole(operator: str, attributes: d
     model, _ = _model(operator, 4, 2, 5, [], **attributes)
     (kept,) = fission_with_report(load_model(model))[1].kept
     assert kept.reason.startswith("it has ")
+
+
+@pytest.mark.parametrize(
+    "attribute",
+    [
+        onnx.helper.make_attribute("activations", [], attr_type=onnx.AttributeProto.STRINGS),
+        onnx.helper.make_attribute("clip", 0.0),
+    ],
+)
+def test_an_empty_attribute_means_the_default(attribute: onnx.AttributeProto) -> None:
+    model, _ = _model("LSTM", 4, 2, 5, [])
+    graph, _ = fission_with_report(load_model(model))
+    model.graph.node[0].attribute.append(attribute)
+    found, report = fission_with_report(load_model(model))
+    assert not report.kept
+    assert format_graph(found) == format_graph(graph)
 
 
 def test_recurrent_operators_are_kept_whole_without_loops() -> None:

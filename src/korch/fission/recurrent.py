@@ -57,21 +57,16 @@ class _Step(Verbs):
         cell = self.elementwise("add", self.elementwise("mul", forget, cell), new)
         return [self.elementwise("mul", o, self.apply(2, cell)), cell]
 
-    def gru(self, given: ValueId, h: ValueId, weights: ValueId, *bias: ValueId) -> list[ValueId]:
-        """`bias`: that of the product which a reset gate multiplies."""
+    def gru(self, given: ValueId, h: ValueId, weights: ValueId, *more: ValueId) -> list[ValueId]:
+        """`more`: if a reset gate multiplies a product, its bias, if any; otherwise the weights after the gate."""
         *own, last = self.gates(given, 3)
-        size = self.shape(h)[1]
+        products = self.gates(self.add("matmul", h, weights), 3 if self.is_reset_last else 2)
+        update, reset = (self.apply(0, self.elementwise("add", a, b)) for a, b in zip(own, products[:2], strict=True))
         if self.is_reset_last:
-            *products, state = self.gates(self.add("matmul", h, weights), 3)
+            state = self.elementwise("add", products[2], *more) if more else products[2]
+            state = self.elementwise("mul", reset, state)
         else:
-            both = self.add("matmul", h, self.slice_axis(weights, 1, 0, 2 * size))
-            products = self.gates(both, 2)
-        update, reset = (self.apply(0, self.elementwise("add", a, b)) for a, b in zip(own, products, strict=True))
-        if self.is_reset_last:
-            state = self.elementwise("mul", reset, self.elementwise("add", state, *bias) if bias else state)
-        else:
-            weights = self.slice_axis(weights, 1, 2 * size, size)
-            state = self.add("matmul", self.elementwise("mul", reset, h), weights)
+            state = self.add("matmul", self.elementwise("mul", reset, h), *more)
         new = self.apply(1, self.elementwise("add", last, state))
         # (1 - update) * new + update * h
         return [self.elementwise("add", new, self.elementwise("mul", update, self.elementwise("sub", h, new)))]
@@ -82,11 +77,11 @@ Make = Callable[..., list[ValueId]]
 
 def _recurrent(c: Context, make: Make, usual: Sequence[str], states: int) -> Result:
     """`states`: the number of states; `usual`: the functions of a direction if none are given."""
-    is_more = c.is_given(LENGTHS) or c.is_given(PEEPHOLES) or "clip" in c.attributes
+    is_more = c.is_given(LENGTHS) or c.is_given(PEEPHOLES) or c.attributes.number("clip", 0.0)
     if is_more or c.attributes.integer("input_forget", 0):
         raise NotSplitError("it has lengths, peepholes, clipping or coupled gates")
     directions = c.shape(c.input(1))[0]
-    functions = c.attributes.texts("activations", tuple(usual) * directions)
+    functions = c.attributes.texts("activations", ()) or tuple(usual) * directions
     if not set(functions) <= set(FUNCTIONS):
         raise NotSplitError(f"it has other functions than {', '.join(FUNCTIONS)}")
     if not c.builder.type(c.input(0)).size:
@@ -117,7 +112,10 @@ def _direction(c: Context, step: _Step, make: Make, d: int, states: int, is_back
         return c.reshape(part, c.shape(part)[1:])
 
     given = c.add("matmul", x, c.reshape(c.transpose(own(w), (1, 0)), (1, width, rows)))
-    others = [c.transpose(own(r), (1, 0))]
+    weights = c.transpose(own(r), (1, 0))
+    others = [weights]
+    if rows == 3 * hidden and not step.is_reset_last:  # a GRU with two products
+        others = [c.slice_axis(weights, 1, first, size) for first, size in ((0, 2 * hidden), (2 * hidden, hidden))]
     if c.is_given(BIAS):
         of_input, of_state = (c.slice_axis(own(c.input(BIAS)), 0, i * rows, rows) for i in (0, 1))
         if step.is_reset_last:
