@@ -225,7 +225,7 @@ def test_a_compressed_artifact_is_refused(path):
 
 def test_another_schema_is_refused(path):
     edit_manifest(path, lambda manifest: manifest.update(schema=1))
-    assert message(path) == ("its schema has version 1; expected version 8. Build it again with this version of Korch")
+    assert message(path) == ("its schema has version 1; expected version 9. Build it again with this version of Korch")
 
 
 @pytest.mark.parametrize(("kind", "schema"), [("korch-shaped", 5), ("korch-stateful", 5), ("korch-hosted", 4)])

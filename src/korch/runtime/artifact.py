@@ -41,7 +41,7 @@ from korch.system.scratch import scratch_folder
 if TYPE_CHECKING:
     from korch.runtime.report import Report
 
-SCHEMA = 8
+SCHEMA = 9
 FORMAT = "korch"
 MANIFEST = "manifest.json"
 OBJECTS, ARCHIVE = "kernels-", ".a"
