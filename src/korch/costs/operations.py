@@ -84,7 +84,8 @@ def iterations(group: Group, served: Served | None) -> dict[int, Array]:
     for primitive in group.body.primitives:
         loop = primitive.attributes
         if isinstance(loop, LoopAttributes) and loop.is_counted:
-            needs = served.needs if served is not None else ()
-            counts = [e.at(served.sizes) for need in needs for e in need.get(0, ())] if served is not None else []
-            found[group.position[primitive.inputs[-1]]] = np.array([min(counts, default=loop.trips)], np.int64)
+            trips = loop.trips
+            if served is not None and served.trips is not None:
+                trips = served.trips.at(served.sizes)
+            found[group.position[primitive.inputs[-1]]] = np.array([trips], np.int64)
     return found

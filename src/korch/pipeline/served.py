@@ -17,10 +17,12 @@ from korch.measure.cpu import CpuMeter
 from korch.measure.meter import AnyMeter
 from korch.pipeline.results import SizedPlan
 from korch.pipeline.run import Run
+from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.ops.loop import LoopAttributes
 from korch.ranges.filled import ends
-from korch.ranges.form import Sizes
+from korch.ranges.form import Extent, Sizes
 from korch.ranges.masked import Masked
-from korch.ranges.needed import Ends, Need, in_whole_vectors, needs_of_plan
+from korch.ranges.needed import Conditions, Ends, Need, in_whole_vectors, needs_of_plan
 from korch.ranges.plan import AtSizes, RangePlan
 from korch.ranges.served import Served
 from korch.search.ledger import Ledger
@@ -49,7 +51,18 @@ def time_as_served(tasks: Sequence[BlockTask], joined: Joined, meter: AnyMeter, 
     found = ends(graph, plan)
     whole_vectors = in_whole_vectors(_in_all_segments(tasks, joined, found), meter.target.lanes)
     needs = needs_of_plan(graph, plan, whole_vectors)
-    return [_served(task, joined, needs, whole_vectors, plan) for task in tasks]
+    trips = _trips(graph, plan)
+    return [_served(task, joined, needs, (whole_vectors, trips), plan.timed) for task in tasks]
+
+
+def _trips(graph: PrimitiveGraph, plan: RangePlan) -> dict[int, Extent]:
+    """Return how often loops are repeated, by the primitive's number."""
+    conditions, found = Conditions(graph, plan.hidden), dict[int, Extent]()
+    for p, primitive in enumerate(graph.primitives):
+        if isinstance(primitive.attributes, LoopAttributes) and primitive.attributes.is_counted:
+            extent = conditions.trips(primitive)
+            found |= {} if extent is None else {p: extent}
+    return found
 
 
 def _in_all_segments(tasks: Sequence[BlockTask], joined: Joined, found: Mapping[int, Ends]) -> dict[int, Ends]:
@@ -65,12 +78,21 @@ def _in_all_segments(tasks: Sequence[BlockTask], joined: Joined, found: Mapping[
 
 
 def _served(
-    task: BlockTask, joined: Joined, needs: Mapping[int, Need], found: Mapping[int, Ends], plan: RangePlan
+    task: BlockTask,
+    joined: Joined,
+    needs: Mapping[int, Need],
+    counts: tuple[Mapping[int, Ends], Mapping[int, Extent]],
+    timed: Sizes,
 ) -> BlockTask:
-    """Return a block whose candidates compute the elements needed in any of its segments."""
+    """Return a block whose candidates compute the elements needed in any of its segments.
+
+    `counts`: by the primitive's number, where reductions end, and how often loops are repeated.
+    """
+    found, repeated = counts
     values = [joined.values[i] for i in task.block.instances]
+    firsts = [joined.first_primitives[i] for i in task.block.instances]
     known: dict[int, Need] = {}
-    first = joined.first_primitives[task.block.instances[0]]
+    first = firsts[0]
 
     def need(value: int) -> Need:
         if value not in known:
@@ -83,9 +105,10 @@ def _served(
         own = tuple(need(value) for value in candidate.group.outputs)
         numbers = candidate.group.numbers_in(task.block.graph)
         ended = {i: found[first + p] for i, p in enumerate(numbers) if first + p in found}
-        if not ended and not any(own):
+        trips = {repeated[begin + p] for begin in firsts for p in numbers if begin + p in repeated}
+        if not ended and not any(own) and not trips:
             return candidate
-        return replace(candidate, served=Served(own, ended, plan.timed))
+        return replace(candidate, served=Served(own, ended, timed, trips.pop() if len(trips) == 1 else None))
 
     return replace(task, candidates=tuple(map(served, task.candidates)))
 

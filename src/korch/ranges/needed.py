@@ -129,11 +129,10 @@ class Conditions:
         self._numbers = {values[h.name]: h for h in hidden if h.kind == "number" and h.name in values}
         self._graph = graph
 
-    def trips(self, loop: Primitive) -> Need:
-        """Return the slices that a loop reads of an input, if they are counted."""
+    def trips(self, loop: Primitive) -> Extent | None:
+        """Return the number of iterations of a loop, if they are counted."""
         number = self._numbers.get(loop.inputs[-1])
-        extent = number.factors[0].extent if number is not None else None
-        return {} if extent is None else {0: frozenset((extent,))}
+        return number.factors[0].extent if number is not None else None
 
     def need(self, condition: int) -> Need:
         """Return the coordinates at which a condition may hold, if they are known."""
@@ -183,7 +182,8 @@ def of_operand(graph: PrimitiveGraph, primitive: Primitive, k: int, need: Need, 
             return _convolved(before, (3, 3), conv, need) if k == 0 else {}
         case LoopAttributes() as loop:
             is_slice = loop.states <= k < loop.states + len(loop.reads_backward)
-            return conditions.trips(primitive) if loop.is_counted and is_slice else {}
+            trips = conditions.trips(primitive) if loop.is_counted and is_slice else None
+            return {} if trips is None else {0: frozenset((trips,))}
         case PoolAttributes(kernel):
             outer = {axis: extents for axis, extents in need.items() if axis < len(before) - len(kernel)}
             return {**outer, **_convolved(before, kernel, primitive.attributes, need)}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from korch.primitive.graph import PrimitiveGraph
-from korch.ranges.form import Sizes
+from korch.ranges.form import Extent, Sizes
 from korch.ranges.needed import Ends, Need
 
 
@@ -17,9 +17,11 @@ class Served:
     needs: tuple[Need, ...]  # the elements of each output that are needed
     ends: Mapping[int, Ends]  # where reductions end, by the primitive's number in the group
     sizes: Sizes  # the size of each dimension
+    trips: Extent | None = None  # how often a loop is repeated, if the kernel is one and it depends on the size
 
     def __str__(self) -> str:
-        return f"{self.form} at {self.sizes}"
+        repeated = "" if self.trips is None else f" {self.trips} times"
+        return f"{self.form} at {self.sizes}{repeated}"
 
     @property
     def form(self) -> str:
