@@ -12,16 +12,16 @@ import onnx
 
 from korch.candidate.candidate import Candidate
 from korch.fission import fission
-from korch.frontend.onnx import load_model, read_model
+from korch.frontend.onnx import load_model
 from korch.inputs import random_arrays
-from korch.pipeline.source import compared_numbers
+from korch.pipeline.source import onnx_source
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
 from korch.ranges.binding import Bound, binding_of, dimensions_of
 from korch.ranges.filled import ends
 from korch.ranges.form import Factor, Sizes
-from korch.ranges.masked import Masked, masked
+from korch.ranges.masked import Masked
 from korch.ranges.needed import in_whole_vectors, needs_of_plan
 from korch.ranges.samples import LEAST_PLANNED
 from korch.ranges.served import Served
@@ -70,9 +70,7 @@ def primitives(source: bytes, shapes: Shapes, sizes: Sizes) -> PrimitiveGraph:
 def masked_model(source: bytes, shapes: Shapes) -> Masked:
     dimensions = dimensions_of(shapes)
     largest = tuple(max(d.high, LEAST_PLANNED) for d in dimensions)
-    return masked(
-        dimensions, largest, lambda sizes: primitives(source, shapes, sizes), compared_numbers(read_model(source))
-    )
+    return onnx_source(source, shapes).masked(largest)
 
 
 def as_served(whole: Masked, graph: PrimitiveGraph, candidates: Sequence[Candidate], lanes: int) -> list[Candidate]:

@@ -275,6 +275,18 @@ gru n: float[n, 2, 4] x | m 1 9 4, r 1 9 3
   { y, h = GRU <hidden_size = 3, linear_before_reset = 1> (x, m, r) }
 gru state n: float[n, 2, 4] x | m 1 9 4, r 1 9 3
   { h, y = GRU <hidden_size = 3> (x, m, r) }
+whole lstm b: float[5, b, 4] x | m 1 12 4, r 1 12 3
+  { y, h, c = LSTM <hidden_size = 3, clip = 9.0> (x, m, r) }
+whole lstm n: float[n, 2, 4] x | m 1 12 4, r 1 12 3
+  { y, h, c = LSTM <hidden_size = 3, clip = 9.0> (x, m, r) }
+whole lstm both directions n: float[n, 2, 4] x | m 2 12 4, r 2 12 3
+  { y, h, c = LSTM <hidden_size = 3, clip = 9.0, direction = "bidirectional"> (x, m, r) }
+whole lstm reverse bn: float[n, b, 4] x | m 1 12 4, r 1 12 3
+  { y, h, c = LSTM <hidden_size = 3, clip = 9.0, direction = "reverse"> (x, m, r) }
+whole gru n: float[n, 2, 4] x | m 1 9 4, r 1 9 3
+  { y, h = GRU <hidden_size = 3, clip = 9.0, linear_before_reset = 1> (x, m, r) }
+whole gru state n: float[n, 2, 4] x | m 1 9 4, r 1 9 3
+  { h, y = GRU <hidden_size = 3, clip = 9.0> (x, m, r) }
 """
 """Each has a name that ends with its range, its inputs, the shapes of its weights, and its nodes with result `y`."""
 

@@ -61,10 +61,11 @@ def test_an_operator_with_a_state_of_its_own_runs_in_each_iteration():
 RECURRENT = """
 <ir_version: 8, opset_import: ["" : 17]>
 g (float[n, b, 7] x, float[1, b, 5] h) =>
-  (float[n, 2, b, 5] y, float[2, b, 5] last, float[n, 1, b, 5] z, float[1, b, 5] end)
+  (float[n, 2, b, 5] y, float[2, b, 5] last, float[n, 1, b, 5] z, float[1, b, 5] end, float[n, 1, b, 5] u)
 {
     y, last = LSTM <hidden_size = 5, direction = "bidirectional"> (x, w, r, bias)
     z, end = GRU <hidden_size = 5, linear_before_reset = 1, direction = "reverse"> (x, gw, gr, gb, , h)
+    u = GRU <hidden_size = 5> (x, gw, gr, gb, , h)
 }
 """
 
@@ -79,6 +80,33 @@ def test_recurrent_operators_end_at_the_size_of_a_run():
     executable = korch.optimize(model, shapes=ranges, measure=False, ablation=Ablation(baselines=False), threads=2)
     for n, b in ((1, 1), (17, 3), (1, 3), (16, 1), (6, 2)):
         feeds = {"x": rng.normal(size=(n, b, 7)), "h": rng.normal(size=(1, b, 5))}
+        feeds = {name: array.astype(np.float32) for name, array in feeds.items()}
+        for array, right in zip(executable.run(None, feeds), session.run(None, feeds), strict=True):
+            assert array.shape == right.shape
+            np.testing.assert_allclose(array, right, rtol=1e-4, atol=1e-5)
+
+
+SUMS = """
+<ir_version: 8, opset_import: ["" : 17]>
+g (float[t, 1, n] x, float[1, 1] s0) => (float[1, 1] s, float[t, 1, n] y) <int64[1] one = {1}>
+{
+    e = Exp(x)
+    s, y = Scan <num_scan_inputs = 1, body = b (float[1, 1] a, float[1, n] v) => (float[1, 1] k, float[1, n] u)
+      { r = ReduceSum(v, one) p = Add(a, r) k = Tanh(p) q = Softmax <axis = 1> (v) u = Mul(q, k) }> (s0, e)
+}
+"""
+
+
+@pytest.mark.parametrize("least", [1, 40])
+def test_iterations_combine_elements_up_to_the_size_of_a_run(least):
+    model, rng = onnx.parser.parse_model(SUMS), np.random.default_rng(0)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    ranges = {"t": range(least, 41), "n": range(1, 20)}
+    ablation = Ablation(baselines=False, host=False)
+    executable = korch.optimize(model, shapes=ranges, measure=False, ablation=ablation, threads=2)
+    assert [step.provider for step in executable.executables[0].plan.steps].count("loop")
+    for t, n in ((40, 19), (least, 3), (40, 1), (max(least, 7), 17)):
+        feeds = {"x": rng.normal(size=(t, 1, n)) - 2, "s0": rng.normal(size=(1, 1))}
         feeds = {name: array.astype(np.float32) for name, array in feeds.items()}
         for array, right in zip(executable.run(None, feeds), session.run(None, feeds), strict=True):
             assert array.shape == right.shape

@@ -7,7 +7,7 @@ outermost functions inwards, since a call in a body may pass an attribute on; an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 import onnx
@@ -15,7 +15,7 @@ from onnx import inliner
 
 from korch.errors import ModelError, UnsupportedError, quoted
 from korch.frontend.infer import REFUSALS
-from korch.frontend.names import subgraphs
+from korch.frontend.names import all_nodes
 
 MOST_NODES = 1 << 16
 """The most nodes that the calls of functions may become; nested calls can double them at each level."""
@@ -60,17 +60,9 @@ def _key(item: onnx.FunctionProto | onnx.NodeProto) -> Key:
     return domain, item.name if isinstance(item, onnx.FunctionProto) else item.op_type, item.overload
 
 
-def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Yield nodes and those of their subgraphs."""
-    for node in nodes:
-        yield node
-        for graph in subgraphs(node):
-            yield from _all_nodes(graph.node)
-
-
 def _levels(functions: Mapping[Key, onnx.FunctionProto], name: str) -> list[dict[Key, onnx.FunctionProto]]:
     """Return the functions so that each one comes after all that call it."""
-    calls = {key: {_key(node) for node in _all_nodes(f.node)} & functions.keys() for key, f in functions.items()}
+    calls = {key: {_key(node) for node in all_nodes(f.node)} & functions.keys() for key, f in functions.items()}
     levels = []
     while calls:
         called = set().union(*calls.values())
@@ -86,8 +78,8 @@ def _levels(functions: Mapping[Key, onnx.FunctionProto], name: str) -> list[dict
 def _check_count(graph: onnx.GraphProto, levels: list[dict[Key, onnx.FunctionProto]], name: str) -> None:
     counts: dict[Key, int] = {}
     for level in reversed(levels):
-        counts |= {key: sum(counts.get(_key(n), 1) for n in _all_nodes(f.node)) for key, f in level.items()}
-    count = sum(counts.get(_key(node), 1) for node in _all_nodes(graph.node))
+        counts |= {key: sum(counts.get(_key(n), 1) for n in all_nodes(f.node)) for key, f in level.items()}
+    count = sum(counts.get(_key(node), 1) for node in all_nodes(graph.node))
     if count > MOST_NODES:
         raise UnsupportedError(
             f"its functions call each other so often that it has {count} nodes",
@@ -107,7 +99,7 @@ def _without_elements(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def _add_defaults(nodes: Iterable[onnx.NodeProto], functions: Mapping[Key, onnx.FunctionProto]) -> None:
     """Give each call of the functions the attributes that it lacks and that have a default."""
-    for node in _all_nodes(nodes):
+    for node in all_nodes(nodes):
         function = functions.get(_key(node))
         if function is not None:
             given = {attribute.name for attribute in node.attribute}

@@ -40,6 +40,14 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
         yield from [attribute.g] if attribute.HasField("g") else attribute.graphs
 
 
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield nodes and those of their subgraphs."""
+    for node in nodes:
+        yield node
+        for graph in subgraphs(node):
+            yield from all_nodes(graph.node)
+
+
 def captured_names(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the names that a node's subgraphs read from outside."""
     for graph in subgraphs(node):

@@ -33,7 +33,6 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.types import NARROW, DType
 from korch.ranges.binding import Bound, binding_of, dimensions_of, has_range, is_open, static
 from korch.ranges.form import Dimension
-from korch.ranges.masked import masked
 from korch.report.units import size_text
 from korch.runtime.text import counted
 from korch.system.deadline import Deadline
@@ -121,7 +120,7 @@ def _stateful(model: LoadedModel, options: Options, binding: Binding) -> Forecas
         run = Run(options, {}, untold, sizes.load(rows or total, total - rows if rows else 0))
         _add_plan(plans[-1], run, source.dimensions)
         if not has_time_for_each(source, options, Deadline()):
-            masked(source.dimensions, (total,), source.primitives, source.compared)
+            source.masked((total,))
     found = plans[0]
     found.least = [least for plan in plans for least in plan.least]
     found.values_bytes = max(plan.values_bytes for plan in plans)
@@ -159,7 +158,7 @@ def _bound(model: ModelSource, options: Options, binding: Binding) -> Forecast:
     if dimensions:
         source = onnx_source(model, binding)
         if not has_time_for_each(source, options, Deadline()):
-            masked(dimensions, largest, source.primitives, source.compared)
+            source.masked(largest)
     return found
 
 

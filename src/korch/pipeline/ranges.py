@@ -26,7 +26,7 @@ from korch.primitive.op import Array
 from korch.ranges.exact import count_sizes
 from korch.ranges.form import Dimension, Sizes, sizes_text
 from korch.ranges.lockstep import HINT
-from korch.ranges.masked import masked, share_of
+from korch.ranges.masked import share_of
 from korch.ranges.samples import upper_sizes
 from korch.report.progress import Progress, Update
 from korch.runtime.combine import combine
@@ -146,7 +146,7 @@ def plans_for_all(
         if left_s is not None and least.total_s > left_s / share:
             share = 1  # there is time for one plan at most
         announce(least, options.budget_s, deadline)
-        whole = masked(dimensions, sizes, source.primitives, source.compared)
+        whole = source.masked(sizes)
         timed, *others = _timed(dimensions, columns, sizes)
         whole = replace(
             whole,

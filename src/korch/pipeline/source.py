@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
+import onnx
 
+from korch.errors import UnsupportedError
 from korch.fission import fission
 from korch.frontend.fold import constant_of
+from korch.frontend.names import all_nodes, subgraphs
 from korch.frontend.onnx import LoadedModel, ModelSource, load_model, read_model
 from korch.frontend.operator import OperatorGraph
 from korch.primitive.graph import PrimitiveGraph
 from korch.ranges.binding import Bound, binding_of, dimensions_of
 from korch.ranges.form import Dimension, Sizes
+from korch.ranges.masked import Masked, masked
 
 COMPARING = {"Clip", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min"}
 """Operators whose result may change at one size, the constant with which they compare it."""
+
+RECURRENT = {"GRU", "LSTM", "RNN"}
+"""Operators that become loops."""
 
 MOST_KEPT = 16
 """For how many choices of sizes a model's primitives are kept; they share its weights."""
@@ -32,6 +40,23 @@ class Source:
     # returns the model and the binding for such sizes, as arguments of `optimize_model`
     bound: Callable[[Sizes], tuple[ModelSource | OperatorGraph, Mapping[str, tuple[int, ...]]]]
     compared: frozenset[int] = frozenset()  # the integers that the model compares others with
+    # the same primitives, but with recurrent operators kept whole; None if there are none
+    unsplit: Callable[[Sizes], PrimitiveGraph] | None = None
+
+    def masked(self, sizes: Sizes) -> Masked:
+        """Return the primitives for all sizes up to some; recurrent operators whose loops are refused are kept whole.
+
+        Raises:
+            UnsupportedError: as `korch.ranges.masked.masked`.
+        """
+        try:
+            return masked(self.dimensions, sizes, self.primitives, self.compared)
+        except UnsupportedError as error:
+            if self.unsplit is None:
+                raise
+            with suppress(UnsupportedError):
+                return masked(self.dimensions, sizes, self.unsplit, self.compared)
+            raise error
 
     @staticmethod
     def of(
@@ -45,8 +70,18 @@ class Source:
             ModelError: as `load_model`.
         """
         loaded = read_model(model)
-        primitives = lru_cache(MOST_KEPT)(lambda sizes: fission(load_model(loaded, binding(sizes))))
-        return Source(dimensions, primitives, lambda sizes: (model, binding(sizes)), compared_numbers(loaded))
+
+        def primitives(sizes: Sizes, *, with_loops: bool = True) -> PrimitiveGraph:
+            return fission(load_model(loaded, binding(sizes)), with_loops=with_loops)
+
+        is_recurrent = any(node.op_type in RECURRENT for node in all_nodes(loaded.nodes))
+        return Source(
+            dimensions,
+            lru_cache(MOST_KEPT)(primitives),
+            lambda sizes: (model, binding(sizes)),
+            compared_numbers(loaded),
+            partial(primitives, with_loops=False) if is_recurrent else None,
+        )
 
 
 def onnx_source(model: ModelSource, shapes: Mapping[str, Sequence[Bound]]) -> Source:
@@ -61,13 +96,16 @@ def onnx_source(model: ModelSource, shapes: Mapping[str, Sequence[Bound]]) -> So
 
 
 def compared_numbers(model: LoadedModel) -> frozenset[int]:
-    """Return the integers of short constants with which a model compares other integers."""
-    read = {name for node in model.nodes if node.op_type in COMPARING for name in node.input}
+    """Return the integers of short constants with which a model, or a body of a loop, compares other integers."""
+    nodes, constants = list(all_nodes(model.nodes)), dict(model.constants)
+    for graph in (graph for node in nodes for graph in subgraphs(node)):
+        constants |= {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    read = {name for node in nodes if node.op_type in COMPARING for name in node.input}
     made = [
         constant_of(node)
-        for node in model.nodes
+        for node in nodes
         if node.op_type == "Constant" and read.intersection(node.output) and len(node.attribute) == 1
     ]
-    found = [array for array in (*(model.constants.get(name) for name in read), *made) if array is not None]
+    found = [array for array in (*(constants.get(name) for name in read), *made) if array is not None]
     short = (array for array in found if array.dtype.kind in "iu" and array.size <= MOST_KEPT)
     return frozenset(int(number) for array in short for number in np.ravel(array))

@@ -16,8 +16,10 @@ import numpy as np
 from korch.errors import UnsupportedError
 from korch.primitive.gathers import gather
 from korch.primitive.graph import Constant, GraphBuilder, PrimitiveGraph
-from korch.primitive.op import Array
+from korch.primitive.op import Array, Attributes
 from korch.primitive.ops import OPS
+from korch.primitive.ops.loop import LoopAttributes
+from korch.primitive.reference import body_of
 from korch.ranges.form import (
     Dimension,
     Extent,
@@ -119,26 +121,44 @@ def _masked(
         raise unclear from None  # at size 1, axes broadcast, so that other primitives may compute the same
 
 
-def masked_samples(samples: Samples) -> Masked:
+def masked_part(samples: Samples, forms: Sequence[Form], known: list[Extent]) -> Masked:
     """Return the primitives of a part of a model for all sizes, as far as the samples determine them.
+
+    Args:
+        samples: the part at several sizes.
+        forms: the forms of its inputs. Nothing is known of their elements beyond the valid ones.
+        known: extents that may be among the factors of its axes; those that it has are added.
 
     Raises:
         UnsupportedError: there is no rule that makes a node correct for all sizes.
     """
-    return _Walk(align(samples)).run()
+    return _Walk(align(samples), known).run(forms)
+
+
+def iterations_in(samples: Samples, attributes: Sequence[Attributes]) -> Samples:
+    """Return the iterations of a loop as samples."""
+    bodies = tuple(body_of(a.body) for a in attributes if isinstance(a, LoopAttributes))
+    return replace(samples, graphs=bodies)
 
 
 class _Walk:
-    def __init__(self, lockstep: Lockstep) -> None:
+    """`known`: extents that may be among the factors of an axis; None for those of the dimensions."""
+
+    def __init__(self, lockstep: Lockstep, known: list[Extent] | None = None) -> None:
         self._lockstep, self._samples = lockstep, lockstep.samples
         self._builder = GraphBuilder()
         self._masks = Masks(self._builder)
         self._values: dict[int, Value] = {}
-        self._known = [extent(d, own.step) for d, own in enumerate(self._samples.dimensions)]
+        own = [extent(d, own.step) for d, own in enumerate(self._samples.dimensions)]
+        self._known = own if known is None else known
 
-    def run(self) -> Masked:
+    def run(self, forms: Sequence[Form] | None = None) -> Masked:
+        """Return the graph; `forms` as for `masked_part`, or None if the inputs are the model's, padded with zeros."""
         largest = self._samples.largest
-        inputs = [self._input(name, value) for name, value in largest.inputs]
+        if forms is None:
+            inputs = [self._input(name, value) for name, value in largest.inputs]
+        else:
+            inputs = [self._given(*one, form) for one, form in zip(largest.inputs, forms, strict=True)]
         for step in self._lockstep.steps:
             self._masks.verbs.origin = step.origin
             rule = rule_of(step.op, OPS[step.op].category)
@@ -160,16 +180,22 @@ class _Walk:
     def check_constants(self, sizes: Sizes, graph: PrimitiveGraph) -> None:
         """Raise an error if what the samples say of constants is not true at some other sizes, with their graph."""
         samples = self._samples
+        self._check(replace(samples, sizes=(*samples.sizes, sizes), graphs=(*samples.graphs, graph)))
+
+    def _check(self, samples: Samples) -> None:
+        """Raise an error if constants of some samples, or of iterations of loops in them, have no form."""
         try:
-            lockstep = align(replace(samples, sizes=(*samples.sizes, sizes), graphs=(*samples.graphs, graph)))
+            lockstep = align(samples)
         except UnsupportedError:
             return  # axes of size 1 broadcast, so that other primitives may compute the same
-        other = _Walk(lockstep)
-        other._known = self._known
+        other = _Walk(lockstep, self._known)
         steps = [(step.origin, operand) for step in lockstep.steps for operand in step.operands]
         for origin, operand in (*steps, *((f"output {name!r}", operand) for name, operand in lockstep.outputs)):
             if operand.constants:
                 other._operand(operand, origin)
+        for step in lockstep.steps:
+            if step.op == "loop":
+                self._check(iterations_in(samples, step.attributes))
 
     def _note(self, form: Form) -> None:
         for axis in form:
@@ -187,6 +213,11 @@ class _Walk:
         id_ = self._builder.input(name, self._samples.largest.types[value])
         self._values[value] = plain(id_, tuple(form), [Fill(0)] * len(form))
         return tuple(form)
+
+    def _given(self, name: str, value: int, form: Form) -> tuple[tuple[Factor, ...], ...]:
+        """Add an input of a part of a model."""
+        self._values[value] = plain(self._builder.input(name, self._samples.largest.types[value]), form)
+        return tuple(axis or () for axis in form)
 
     def _output(self, name: str, operand: LockOperand) -> tuple[tuple[Factor, ...], ...]:
         value = self._operand(operand, f"output {name!r}")

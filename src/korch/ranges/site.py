@@ -73,15 +73,16 @@ class Site:
     Attributes:
         step: the primitive.
         operands: the values that it reads; `mask` may replace them.
+        known: extents that may be among the factors of an axis.
         inputs: per operand and axis, the size in each sample.
         output: per axis of the result, the size in each sample.
     """
 
     def __init__(
-        self, lockstep: Lockstep, step: LockStep, operands: list[Value], masks: Masks, known: Sequence[Extent]
+        self, lockstep: Lockstep, step: LockStep, operands: list[Value], masks: Masks, known: list[Extent]
     ) -> None:
         self.samples, self.step, self.operands, self.masks = lockstep.samples, step, operands, masks
-        self._known = known
+        self.known = known
         self.inputs = [_shape_of(lockstep, step, k) for k in range(len(operands))]
         self.output = lockstep.shapes[step.output]
 
@@ -149,7 +150,7 @@ class Site:
         """Return an axis's factors; if all elements along it are equal (None), any factors that match its size."""
         if axis is not None:
             return axis
-        found = fit(self.samples, vector, self._known)
+        found = fit(self.samples, vector, self.known)
         if found is None:
             raise self.refusal(f"an axis has {' or '.join(map(str, vector))} elements, which no dimension explains")
         return found
