@@ -187,10 +187,6 @@ def test_it_ends_when_it_is_stopped(pool, monkeypatch):
     assert pool.build(SUM, end) == {}
 
 
-def test_only_the_given_providers_are_asked(builder):
-    assert BuildPool(builder, TARGET, {}).build(SUM, Deadline()) == {}
-
-
 def test_plans_of_offers_are_not_sent():
     provider = ConvProvider()
     empty = len(pickle.dumps(provider))

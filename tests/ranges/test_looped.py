@@ -14,7 +14,9 @@ import pytest
 from korch.candidate.candidate import Candidate, Offer, make_group
 from korch.costs.operations import iterations
 from korch.errors import UnsupportedError
+from korch.frontend.onnx import read_model
 from korch.pipeline import served as of_tasks
+from korch.pipeline.source import compared_numbers
 from korch.ranges import free
 from korch.ranges.binding import dimensions_of
 from korch.ranges.form import extent
@@ -90,6 +92,17 @@ def test_a_size_with_which_an_iteration_compares_is_compared() -> None:
         masked_model(source.SerializeToString(), {"n": (range(1, 200),)})
     whole = masked_model(source.SerializeToString(), {"n": (range(1, 60),)})
     assert max(worst_error(source.SerializeToString(), N, whole, (n,)) for n in range(1, 9)) < EXACT
+
+
+def test_bodies_may_give_their_numbers_the_same_name() -> None:
+    source = onnx.load_from_string(scan("q = Equal(v, special) u = Cast <to = 1> (q) k = Add(a, u)"))
+    first = source.graph.node[-1]
+    second = source.graph.node.add()
+    second.CopyFrom(first)
+    for node, number in ((first, 93), (second, 500)):
+        (body,) = (a.g for a in node.attribute if a.name == "body")
+        body.initializer.append(onnx.numpy_helper.from_array(np.array(number), "special"))
+    assert compared_numbers(read_model(source)) == {93, 500}
 
 
 def test_a_loop_of_which_the_number_of_iterations_and_an_axis_are_free() -> None:

@@ -92,6 +92,8 @@ class BuildPool:
 
     def _built(self, candidate: Candidate, stop: Deadline) -> Kernel | None:
         """Return a candidate's kernel; None if it is not built in time, or refused, or if anything fails."""
+        if stop.is_over:
+            return None
         try:
             provider = self.providers[candidate.provider]
             job = BuildJob(provider, candidate.group, candidate.offer, self._target, self._folder)

@@ -216,6 +216,8 @@ class CandidateMeter(ABC, Generic[T, K]):
     def _time(self, todo: Mapping[str, Candidate], deadline: Deadline) -> None:
         kernels: dict[str, K] = {}
         for candidate in self.prepare(list(todo.values()), deadline):
+            if deadline.is_over and candidate.kernel_key not in self._kernels:
+                continue
             built = self.kernel(candidate)
             if isinstance(built, Refusal):
                 self.keep(candidate.key, _refused(built))

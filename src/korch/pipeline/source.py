@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
-import onnx
 
 from korch.errors import UnsupportedError
 from korch.fission import fission
@@ -16,6 +16,7 @@ from korch.frontend.fold import constant_of
 from korch.frontend.names import all_nodes, subgraphs
 from korch.frontend.onnx import LoadedModel, ModelSource, load_model, read_model
 from korch.frontend.operator import OperatorGraph
+from korch.frontend.tensors import read_tensor
 from korch.primitive.graph import PrimitiveGraph
 from korch.ranges.binding import Bound, binding_of, dimensions_of
 from korch.ranges.form import Dimension, Sizes
@@ -80,7 +81,7 @@ class Source:
             lru_cache(MOST_KEPT)(primitives),
             lambda sizes: (model, binding(sizes)),
             compared_numbers(loaded),
-            partial(primitives, with_loops=False) if is_recurrent else None,
+            lru_cache(MOST_KEPT)(partial(primitives, with_loops=False)) if is_recurrent else None,
         )
 
 
@@ -97,15 +98,14 @@ def onnx_source(model: ModelSource, shapes: Mapping[str, Sequence[Bound]]) -> So
 
 def compared_numbers(model: LoadedModel) -> frozenset[int]:
     """Return the integers of short constants with which a model, or a body of a loop, compares other integers."""
-    nodes, constants = list(all_nodes(model.nodes)), dict(model.constants)
-    for graph in (graph for node in nodes for graph in subgraphs(node)):
-        constants |= {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    nodes = list(all_nodes(model.nodes))
     read = {name for node in nodes if node.op_type in COMPARING for name in node.input}
-    made = [
-        constant_of(node)
-        for node in nodes
-        if node.op_type == "Constant" and read.intersection(node.output) and len(node.attribute) == 1
-    ]
-    found = [array for array in (*(constants.get(name) for name in read), *made) if array is not None]
+    found = [array for name, array in model.constants.items() if name in read]
+    for node in nodes:  # bodies beside each other may give different constants the same name
+        stored = [tensor for graph in subgraphs(node) for tensor in graph.initializer if tensor.name in read]
+        found += [read_tensor(t, None, model.name) for t in stored if math.prod(t.dims) <= MOST_KEPT]
+        if node.op_type == "Constant" and read.intersection(node.output) and len(node.attribute) == 1:
+            made = constant_of(node)
+            found += [] if made is None else [made]
     short = (array for array in found if array.dtype.kind in "iu" and array.size <= MOST_KEPT)
     return frozenset(int(number) for array in short for number in np.ravel(array))
