@@ -99,6 +99,8 @@ def test_bodies_may_give_their_numbers_the_same_name() -> None:
     first = source.graph.node[-1]
     second = source.graph.node.add()
     second.CopyFrom(first)
+    second.output[:] = [f"{name} again" if name else "" for name in second.output]
+    source.graph.output[0].name = second.output[0]
     for node, number in ((first, 93), (second, 500)):
         (body,) = (a.g for a in node.attribute if a.name == "body")
         body.initializer.append(onnx.numpy_helper.from_array(np.array(number), "special"))
