@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from onnx.reference import ReferenceEvaluator
 
 from korch.frontend.torch import export_module
 from korch.frontend.torch.convert import decomposed
@@ -44,3 +46,16 @@ def test_sizes_of_one_are_not_fixed_by_decompositions() -> None:
 
     decomposed(torch.export.export(torch.nn.ReLU(), (torch.ones(3),)), {aten.relu.default: relu})
     assert found == [True]
+
+
+class Zeros(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return 1 / torch.where(x > 0, -0.0, 1.0), 1 / torch.where(x > 0, 0.0, x)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_zeros_of_both_signs_are_different_constants() -> None:
+    x = torch.tensor([1.0, -1.0])
+    found = ReferenceEvaluator(export_module(Zeros().eval(), (x,)).model.proto).run(None, {"x": x.numpy()})
+    for ours, theirs in zip(found, Zeros()(x), strict=True):
+        np.testing.assert_array_equal(ours, theirs.numpy())

@@ -132,10 +132,11 @@ def _translations_read_once(program: Any) -> Iterator[None]:
 
     Other threads may export programs of their own, which are decomposed.
     """
-    from torch.onnx._internal.exporter import _fx_passes
+    from torch.onnx._internal.exporter import _building, _fx_passes
     from torch.onnx._internal.exporter._registration import ONNXRegistry
 
     method, decompose = vars(ONNXRegistry)["from_torchlib"], _fx_passes.decompose_with_registry
+    constant = _building._get_or_create_constant
 
     def own_copy(*args: Any, **kwargs: Any) -> Any:
         registry = copy(_registry(method, args, tuple(kwargs.items())))
@@ -149,11 +150,19 @@ def _translations_read_once(program: Any) -> Iterator[None]:
         found._graph_module = deepcopy(program.graph_module)  # the exporter changes it
         return found
 
+    def apart(constants: Any, number: Any, *rest: Any) -> Any:
+        """Make a constant of its own for -0.0, which would be 0.0 if the program has that, too."""
+        numbers = number if isinstance(number, Sequence) and not isinstance(number, str) else (number,)
+        has_zero = any(isinstance(one, float) and str(one) == "-0.0" for one in numbers)
+        return constant({} if has_zero else constants, number, *rest)
+
     ONNXRegistry.from_torchlib, _fx_passes.decompose_with_registry = staticmethod(own_copy), as_it_is
+    _building._get_or_create_constant = apart
     try:
         yield
     finally:
         ONNXRegistry.from_torchlib, _fx_passes.decompose_with_registry = method, decompose
+        _building._get_or_create_constant = constant
 
 
 @cache
