@@ -18,29 +18,16 @@ from korch.primitive.check import check_graph
 from korch.primitive.op import Array
 from korch.primitive.ops.loop import LoopAttributes
 from korch.primitive.text import format_graph
-from tests.support.models import feeds_of, one_operator
+from tests.support.models import BIAS, CELL, STATE, feeds_of, one_operator, recurrent_inputs
 
-WIDTH, BIAS, STATE, CELL = 3, 3, 5, 6
-GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 DIRECTIONS = ("forward", "reverse", "bidirectional")
 
 
 def _model(
     operator: str, steps: int, batch: int, hidden: int, given: list[int], **attributes: Any
 ) -> tuple[onnx.ModelProto, list[Array | None]]:
-    rng, rows = np.random.default_rng(3), GATES[operator] * hidden
-    count = 2 if attributes.get("direction") == "bidirectional" else 1
-    shapes = {
-        0: (steps, batch, WIDTH),
-        1: (count, rows, WIDTH),
-        2: (count, rows, hidden),
-        BIAS: (count, 2 * rows),
-        STATE: (count, batch, hidden),
-        CELL: (count, batch, hidden),
-    }
-    inputs: list[Array | None] = [None] * (1 + max([2, *given]))
-    for i in (0, 1, 2, *given):
-        inputs[i] = rng.normal(size=shapes[i]).astype(np.float32)
+    directions = 2 if attributes.get("direction") == "bidirectional" else 1
+    inputs = recurrent_inputs(operator, (steps, batch, 3, hidden), given, directions)
     outputs = 3 if operator == "LSTM" else 2
     return one_operator(operator, inputs, opset=14, outputs=outputs, hidden_size=hidden, **attributes), inputs
 

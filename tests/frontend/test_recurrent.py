@@ -12,56 +12,51 @@ from korch.frontend import load_model
 from korch.frontend.recurrent import replace_batch_first
 from korch.primitive.definitions import by_definition
 from korch.primitive.op import Array
-from tests.support.models import feeds_of, in_onnxruntime, one_operator
+from tests.support.models import BIAS, CELL, PEEPHOLES, STATE, feeds_of, in_onnxruntime, one_operator, recurrent_inputs
 
-STEPS, BATCH, WIDTH, HIDDEN = 4, 3, 2, 5
-GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
-LENGTHS, BIAS, STATES, CELLS, PEEPHOLES = 4, 3, 5, 6, 7
+LENGTHS, STEPS, BATCH, WIDTH, HIDDEN = 4, 4, 3, 2, 5
 BOTH = {"direction": "bidirectional"}
 CASES: list[tuple[str, list[int], dict[str, Any]]] = [
     ("LSTM", [], {}),
     ("LSTM", [LENGTHS], {}),
-    ("LSTM", [BIAS, LENGTHS, STATES, CELLS], BOTH),
-    ("LSTM", [BIAS, LENGTHS, STATES, CELLS, PEEPHOLES], {"direction": "reverse"}),
-    ("LSTM", [CELLS], {"clip": 0.1}),
+    ("LSTM", [BIAS, LENGTHS, STATE, CELL], BOTH),
+    ("LSTM", [BIAS, LENGTHS, STATE, CELL, PEEPHOLES], {"direction": "reverse"}),
+    ("LSTM", [CELL], {"clip": 0.1}),
     ("LSTM", [LENGTHS], {"activations": ["Sigmoid", "Relu", "Softsign"]}),
     ("LSTM", [], {"activations": ["HardSigmoid", "Tanh", "Tanh"], "activation_alpha": [0.3], "activation_beta": [0.4]}),
     ("LSTM", [LENGTHS], {"input_forget": 1}),
     ("GRU", [LENGTHS], {}),
-    ("GRU", [BIAS, LENGTHS, STATES], BOTH | {"linear_before_reset": 1}),
-    ("GRU", [STATES], {"direction": "reverse", "clip": 0.2}),
+    ("GRU", [BIAS, LENGTHS, STATE], BOTH | {"linear_before_reset": 1}),
+    ("GRU", [STATE], {"direction": "reverse", "clip": 0.2}),
     ("GRU", [LENGTHS], {"activations": ["Sigmoid", "Relu"]}),
     ("RNN", [LENGTHS], {}),
-    ("RNN", [BIAS, LENGTHS, STATES], BOTH),
+    ("RNN", [BIAS, LENGTHS, STATE], BOTH),
     ("RNN", [LENGTHS], {"activations": ["Relu"], "clip": 0.3}),
 ]
 
 
 def _inputs(operator: str, given: list[int], directions: int) -> list[Array | None]:
-    """Return the inputs of layout 1."""
-    rng, gates = np.random.default_rng(3), GATES[operator] * HIDDEN
-    shapes = {
-        0: (BATCH, STEPS, WIDTH),
-        1: (directions, gates, WIDTH),
-        2: (directions, gates, HIDDEN),
-        BIAS: (directions, 2 * gates),
-        STATES: (BATCH, directions, HIDDEN),
-        CELLS: (BATCH, directions, HIDDEN),
-        PEEPHOLES: (directions, 3 * HIDDEN),
-    }
-    arrays: list[Array | None] = [None] * (1 + max([2, *given]))
-    for i in (0, 1, 2, *given):
-        arrays[i] = np.array([4, 1, 3], np.int32) if i == LENGTHS else rng.normal(size=shapes[i]).astype(np.float32)
+    """Return the inputs of layout 0."""
+    sizes, floats = (STEPS, BATCH, WIDTH, HIDDEN), [i for i in given if i != LENGTHS]
+    arrays = recurrent_inputs(operator, sizes, floats, directions)
+    if LENGTHS in given:
+        arrays += [None] * (LENGTHS + 1 - len(arrays))
+        arrays[LENGTHS] = np.array([4, 1, 3], np.int32)
     return arrays
+
+
+def _swapped(inputs: list[Array | None]) -> list[Array | None]:
+    """Return the inputs of layout 1 for those of layout 0."""
+    return [x.swapaxes(0, 1) if x is not None and i in (0, STATE, CELL) else x for i, x in enumerate(inputs)]
 
 
 @pytest.mark.parametrize(("operator", "given", "attributes"), CASES)
 def test_layout_1_is_layout_0_between_transposes(operator: str, given: list[int], attributes: dict[str, Any]) -> None:
-    inputs = _inputs(operator, given, 2 if attributes.get("direction") == "bidirectional" else 1)
+    usual = _inputs(operator, given, 2 if attributes.get("direction") == "bidirectional" else 1)
+    inputs = _swapped(usual)
     outputs = 3 if operator == "LSTM" else 2
     options: dict[str, Any] = {"opset": 14, "outputs": outputs, "hidden_size": HIDDEN, **attributes}
-    swapped = [x.swapaxes(0, 1) if x is not None and i in (0, STATES, CELLS) else x for i, x in enumerate(inputs)]
-    y, *states = in_onnxruntime(one_operator(operator, swapped, **options), feeds_of(swapped))
+    y, *states = in_onnxruntime(one_operator(operator, usual, **options), feeds_of(usual))
     model = one_operator(operator, inputs, layout=1, **options)
     defined = by_definition(model.graph.node[0], inputs, 14)
     nodes = list(replace_batch_first(model.graph.node))
@@ -77,7 +72,7 @@ def test_layout_1_is_layout_0_between_transposes(operator: str, given: list[int]
 
 
 def test_the_operator_has_layout_0_in_the_graph() -> None:
-    inputs = _inputs("LSTM", [LENGTHS], 1)
+    inputs = _swapped(_inputs("LSTM", [LENGTHS], 1))
     model = one_operator("LSTM", inputs, opset=14, hidden_size=HIDDEN, layout=1)
     graph = load_model(model)
     assert [operator.op_type for operator in graph.operators] == ["Transpose", "LSTM", "Transpose"]

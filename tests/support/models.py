@@ -53,6 +53,35 @@ def one_operator(
     return onnx.helper.make_model(graph, opset_imports=imports, ir_version=8)
 
 
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+BIAS, STATE, CELL, PEEPHOLES = 3, 5, 6, 7
+"""The positions of optional inputs of LSTM, GRU and RNN that are floats."""
+
+
+def recurrent_inputs(
+    operator: str, sizes: tuple[int, int, int, int], given: Sequence[int], directions: int
+) -> list[Array | None]:
+    """Return random inputs of an LSTM, GRU or RNN, the first three and those at the positions `given`.
+
+    `sizes`: steps, batch, width of an input, and of a state.
+    """
+    (steps, batch, width, hidden), rng = sizes, np.random.default_rng(3)
+    rows = GATES[operator] * hidden
+    shapes = {
+        0: (steps, batch, width),
+        1: (directions, rows, width),
+        2: (directions, rows, hidden),
+        BIAS: (directions, 2 * rows),
+        STATE: (directions, batch, hidden),
+        CELL: (directions, batch, hidden),
+        PEEPHOLES: (directions, 3 * hidden),
+    }
+    arrays: list[Array | None] = [None] * (1 + max([2, *given]))
+    for i in (0, 1, 2, *given):
+        arrays[i] = rng.normal(size=shapes[i]).astype(np.float32)
+    return arrays
+
+
 def parsed(text: str, opset: int = 17, **constants: Array) -> onnx.ModelProto:
     """Return the model of a text of ONNX, `(inputs) => (outputs) { nodes }`, with these initializers."""
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> g {text}')
