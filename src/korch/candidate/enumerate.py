@@ -140,8 +140,7 @@ def _whole(graph: PrimitiveGraph) -> list[Key]:
     found: dict[object, dict[int, int]] = {}
     for p, primitive in enumerate(graph.primitives):
         if isinstance(primitive.attributes, OutputOfSeveral):
-            operator = (primitive.op, primitive.inputs, primitive.attributes.without_output)
-            found.setdefault(operator, {}).setdefault(primitive.output, p)
+            found.setdefault(primitive.operator, {}).setdefault(primitive.output, p)
     return [(tuple(sorted(own.values())), tuple(sorted(own))) for own in found.values() if len(own) > 1]
 
 

@@ -6,18 +6,17 @@ any reason says nothing about the kernel: the caller builds it itself, and sees 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import pickle
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 from korch.candidate.candidate import Candidate
 from korch.measure.build_job import BuildJob
-from korch.measure.compiler import Builder
-from korch.measure.llvm_process import TICK_SECONDS, compile_llvm
+from korch.measure.compiler import Builder, on_all_cores
+from korch.measure.llvm_process import compile_llvm
 from korch.provider.provider import AnyProvider, Kernel
-from korch.system.cores import usable_cores
 from korch.system.deadline import Deadline
 from korch.system.scratch import scratch_folder
 from korch.target import Target
@@ -67,23 +66,12 @@ class BuildPool:
         self, wanted: Wanted, deadline: Deadline, tell: Callable[[str], None] = lambda text: None
     ) -> dict[str, Kernel]:
         """Build kernels on all cores; return those that were built before the deadline."""
-        stop = Deadline(deadline.at_s)  # a separate one, so that an interrupt of this thread stops the processes
-        pool = ThreadPoolExecutor(usable_cores())
-        try:
-            waiting = {key: pool.submit(self._built, candidate, stop) for key, candidate in wanted.items()}
-            for future in waiting.values():
-                while not future.done():
-                    if deadline.is_over:  # also if it was stopped
-                        stop.stop()
-                    with contextlib.suppress(TimeoutError):
-                        future.result(timeout=TICK_SECONDS)
-                    done = sum(one.done() for one in waiting.values())
-                    tell(f"building {len(waiting)} kernels, {done} are done")
-            found = {key: future.result() for key, future in waiting.items()}
-            return {key: kernel for key, kernel in found.items() if kernel is not None}
-        finally:
-            stop.stop()
-            pool.shutdown(wait=True, cancel_futures=True)
+        found = on_all_cores(
+            [partial(self._built, candidate) for candidate in wanted.values()],
+            deadline,
+            lambda done: tell(f"building {len(wanted)} kernels, {done} are done"),
+        )
+        return {key: kernel for key, kernel in zip(wanted, found, strict=True) if kernel is not None}
 
     def close(self) -> None:
         """Stop all work."""

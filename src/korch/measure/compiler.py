@@ -18,8 +18,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from typing import TypeVar
 
 from korch.errors import CompileError
 from korch.measure.llvm_process import (
@@ -40,6 +41,8 @@ from korch.system.scratch import scratch_folder, write_atomically
 from korch.target import Target, detect_target
 
 logger = logging.getLogger("korch.measure")
+
+T = TypeVar("T")
 
 PATIENCE_SECONDS = 60.0
 """A compiler whose result is needed may take at least this long, also after the end: the machine may just be busy."""
@@ -80,24 +83,8 @@ class Builder:
         Raises:
             CompileError: the cache folder can't be written.
         """
-        # A separate deadline, so that the compilers can be stopped when this thread is interrupted.
-        stop = Deadline(None if deadline is None else deadline.at_s)
-        pool = ThreadPoolExecutor(usable_cores())
-        try:
-            found: list[Path | CompileFailure | None] = []
-            waiting = [pool.submit(self._object, source, stop, is_needed=deadline is None) for source in sources]
-            for future in waiting:
-                while not future.done() and not (deadline is not None and deadline.is_over):
-                    with contextlib.suppress(TimeoutError):
-                        future.result(timeout=TICK_SECONDS)
-                    tell(sum(one.done() for one in waiting))
-                if not future.done():
-                    stop.stop()
-                found.append(future.result())
-            return found
-        finally:
-            stop.stop()
-            pool.shutdown(wait=True, cancel_futures=True)
+        tasks = [partial(self._object, source, is_needed=deadline is None) for source in sources]
+        return on_all_cores(tasks, deadline or Deadline(), tell)
 
     def objects(self, sources: Sequence[str]) -> bytes:
         """Compile texts, and return an archive of their objects.
@@ -182,6 +169,31 @@ class Builder:
                 raise _cache_error(os.strerror(errno.ENOSPC), self.folder) from error
             raise
         return target
+
+
+def on_all_cores(
+    tasks: Sequence[Callable[[Deadline], T]], deadline: Deadline, tell: Callable[[int], None] = lambda done: None
+) -> list[T]:
+    """Return the results of functions that wait for processes, as many at once as there are cores.
+
+    Each is called with a deadline, at which it ends its process. `tell`: called with the number of results so far.
+    """
+    # A separate deadline, so that the processes can be stopped when this thread is interrupted.
+    stop = Deadline(deadline.at_s)
+    pool = ThreadPoolExecutor(usable_cores())
+    try:
+        waiting = [pool.submit(task, stop) for task in tasks]
+        for future in waiting:
+            while not future.done():
+                if deadline.is_over:  # also if it was stopped
+                    stop.stop()
+                with contextlib.suppress(TimeoutError):
+                    future.result(timeout=TICK_SECONDS)
+                tell(sum(one.done() for one in waiting))
+        return [future.result() for future in waiting]
+    finally:
+        stop.stop()
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def target_of(options: Options) -> Target:

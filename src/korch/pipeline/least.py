@@ -101,8 +101,7 @@ def work_of(graph: PrimitiveGraph) -> PlanWork:
 
 def _repeated(graph: PrimitiveGraph) -> int:
     """Return the number of primitives of all iterations of a graph's loops, which run once for all of their outputs."""
-    primitives = graph.primitives
-    loops = {(a.without_output, p.inputs): a for p in primitives if isinstance(a := p.attributes, LoopAttributes)}
+    loops = {p.operator: a for p in graph.primitives if isinstance(a := p.attributes, LoopAttributes)}
     bodies = ((a.trips, body_of(a.body)) for a in loops.values())
     return sum(trips * (len(body.primitives) + _repeated(body)) for trips, body in bodies)
 

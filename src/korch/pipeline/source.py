@@ -12,6 +12,7 @@ import numpy as np
 
 from korch.errors import UnsupportedError
 from korch.fission import fission
+from korch.fission.recurrent import RULES as RECURRENT
 from korch.frontend.fold import constant_of
 from korch.frontend.names import all_nodes, subgraphs
 from korch.frontend.onnx import LoadedModel, ModelSource, load_model, read_model
@@ -24,9 +25,6 @@ from korch.ranges.masked import Masked, masked
 
 COMPARING = {"Clip", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min"}
 """Operators whose result may change at one size, the constant with which they compare it."""
-
-RECURRENT = {"GRU", "LSTM", "RNN"}
-"""Operators that become loops."""
 
 MOST_KEPT = 16
 """For how many choices of sizes a model's primitives are kept; they share its weights."""
@@ -75,7 +73,8 @@ class Source:
         def primitives(sizes: Sizes, *, with_loops: bool = True) -> PrimitiveGraph:
             return fission(load_model(loaded, binding(sizes)), with_loops=with_loops)
 
-        is_recurrent = any(node.op_type in RECURRENT for node in all_nodes(loaded.nodes))
+        recurrent = {rule.operator for rule in RECURRENT}
+        is_recurrent = any(node.op_type in recurrent for node in all_nodes(loaded.nodes))
         return Source(
             dimensions,
             lru_cache(MOST_KEPT)(primitives),

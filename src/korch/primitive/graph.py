@@ -122,6 +122,12 @@ class Primitive:
         """The row of its operation in the table of operations."""
         return OPS[self.op]
 
+    @property
+    def operator(self) -> tuple[str, tuple[int, ...], Attributes]:
+        """What the primitives that compute the outputs of one operator have in common."""
+        own = self.attributes
+        return self.op, self.inputs, own.without_output if isinstance(own, OutputOfSeveral) else own
+
     @overload
     def attributes_as(self, kind: type[A]) -> A: ...
 
@@ -240,8 +246,7 @@ class PrimitiveGraph:
     def total_flop(self) -> int:
         """The floating-point operations of all primitives; an operator with several outputs counts once."""
         distinct = {
-            (p.op, p.inputs, p.attributes.without_output) if isinstance(p.attributes, OutputOfSeveral) else i: p
-            for i, p in enumerate(self.primitives)
+            p.operator if isinstance(p.attributes, OutputOfSeveral) else i: p for i, p in enumerate(self.primitives)
         }
         return sum(map(self.work_flop, distinct.values()))
 

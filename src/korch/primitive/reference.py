@@ -79,13 +79,13 @@ def run(
     last = {value: i for i, primitive in enumerate(order) for value in primitive.inputs}
     values = _given(graph, inputs, exact, outputs)
     loops: dict[object, list[Array]] = {}  # all outputs of a loop, until the last of the primitives that compute one
-    ends = {_loop_of(primitive): i for i, primitive in enumerate(order)}
+    ends = {p.operator: i for i, p in enumerate(order) if isinstance(p.attributes, LoopAttributes)}
     for i, primitive in enumerate(order):
         for value in primitive.inputs:
             if value not in values:  # a constant is widened when it is first needed
                 values[value] = _constant(graph, value, exact)
         if isinstance(primitive.attributes, LoopAttributes):
-            loop = _loop_of(primitive)
+            loop = primitive.operator
             if loop not in loops:
                 loops[loop] = run_loop([values[v] for v in primitive.inputs], primitive.attributes, roundings)
             values[primitive.output] = loops[loop][primitive.attributes.output]
@@ -104,12 +104,6 @@ def run(
             if last[value] == i and value not in outputs:
                 values.pop(value, None)
     return {name: values[value] for name, value in graph.outputs}
-
-
-def _loop_of(primitive: Primitive) -> object:
-    """Return what the primitives that compute the outputs of one loop have in common; None for others."""
-    attributes = primitive.attributes
-    return (attributes.without_output, primitive.inputs) if isinstance(attributes, LoopAttributes) else None
 
 
 def apply(graph: PrimitiveGraph, primitive: Primitive, values: Mapping[int, Array], *, exact: bool) -> Array:

@@ -46,7 +46,7 @@ def to_held_model(program: Any, name: str, inputs: Sequence[str], outputs: Seque
     try:
         # In bfloat16, the exporter's optimizer would fold a batch normalization into float32 weights of a convolution.
         is_bfloat16 = any(tensor.dtype is torch.bfloat16 for tensor in program.state_dict.values())
-        with _translations_read_once(program):
+        with _exporter_for(program):
             translated = torch.onnx.export(
                 program,
                 dynamo=True,
@@ -127,10 +127,11 @@ def _simplify(model: Any) -> None:
 
 
 @contextmanager
-def _translations_read_once(program: Any) -> Iterator[None]:
-    """Let PyTorch read its translations of operators once, which takes a second, and not decompose a program again.
+def _exporter_for(program: Any) -> Iterator[None]:
+    """Adapt PyTorch's exporter to a program that was decomposed: it does not do so again, and keeps -0.0 and 0.0 apart.
 
-    Other threads may export programs of their own, which are decomposed.
+    It also reads its translations of operators only once, which takes a second. Other threads may export programs of
+    their own, which are decomposed.
     """
     from torch.onnx._internal.exporter import _building, _fx_passes
     from torch.onnx._internal.exporter._registration import ONNXRegistry
