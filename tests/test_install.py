@@ -110,7 +110,7 @@ def test_every_extra_that_a_hint_names_exists() -> None:
 
 def test_engines_are_no_dependencies() -> None:
     names = {re.split(r"[<>=]", text)[0] for text in PROJECT["dependencies"]}
-    assert names == {"llvmlite", "numpy", "onnx", "onnx-ir", "ortools", "threadpoolctl", "tqdm", "xxhash"}
+    assert names == {"llvmlite", "ml-dtypes", "numpy", "onnx", "onnx-ir", "ortools", "threadpoolctl", "tqdm", "xxhash"}
 
 
 def test_an_older_installation_under_another_name_does_no_harm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
