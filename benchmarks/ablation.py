@@ -12,8 +12,6 @@ if the joint search applied none of its rules. Variants whose results are in the
 again, so an interrupted run can be continued.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import replace

@@ -9,8 +9,6 @@ two seconds. If a larger least was announced, it counts instead of the budget, a
 in the output file are not measured again.
 """
 
-from __future__ import annotations
-
 import argparse
 import compileall
 import json

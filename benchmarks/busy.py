@@ -11,8 +11,6 @@ Artifacts in the folder are used; models without an artifact are searched first.
 complete, and rows in the file are not measured again, so an interrupted run can be continued.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

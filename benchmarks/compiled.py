@@ -3,8 +3,6 @@
 python -m benchmarks.compiled MODULE BUDGET CACHE_FOLDER
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

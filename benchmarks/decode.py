@@ -17,8 +17,6 @@ The file has the median time of each engine, and medians of quotients within the
 percentiles.
 """
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

@@ -39,8 +39,6 @@ without network access, download them and build Korch as a wheel (its providers 
     PYTHONPATH=site python -m benchmarks.device
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

@@ -8,8 +8,6 @@ modules' bytecode is compiled before. "10-analytic" has 10 s and does without le
 for the models in `SLOW`. Searches that the file and the folder have are not repeated; the comparison is.
 """
 
-from __future__ import annotations
-
 import compileall
 import sys
 import tempfile

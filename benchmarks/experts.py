@@ -11,8 +11,6 @@ that gather. For one token Korch also runs the form with all experts computed. A
 ones are searched first. Each row is written when it is complete, and rows in the file are not measured again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -9,8 +9,6 @@ search asked for together are distributed over 1 to 64 machines, and all else ta
 much sooner the same search would end. It draws docs/assets/farm.svg (needs matplotlib).
 """
 
-from __future__ import annotations
-
 import argparse
 import heapq
 import json

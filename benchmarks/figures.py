@@ -6,8 +6,6 @@ A page marks the place of a table by a comment, `<!-- table: NAME -->`. The figu
 `benchmarks/results`; a test fails if a table differs from them.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import statistics

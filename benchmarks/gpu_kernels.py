@@ -10,8 +10,6 @@ Softmax and normalizations compute in float32 at every precision, so they are co
 The memory rate counts inputs and outputs once. The output file has the times of all kernels.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -1,7 +1,5 @@
 """The rows of the table of `benchmarks.device`: models and blocks of models, by precision and batch."""
 
-from __future__ import annotations
-
 import copy
 import re
 import tempfile

@@ -9,8 +9,6 @@ bytes in total, and is timed in the same rounds. A quotient of 1 means that a ke
 copy. Kernels with transcendental functions or divisions may be unable to reach 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from collections.abc import Callable

@@ -8,8 +8,6 @@ engines run interleaved, with bound inputs and outputs, on two threads. A quotie
 Korch's, the median over the rounds. Rows of other operators than those of `--models` stay in the output file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -9,8 +9,6 @@
 Rows that a file of results has are not measured again. Engines are drawn in docs/assets, too (needs matplotlib).
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import time

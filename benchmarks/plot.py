@@ -3,8 +3,6 @@
 python -m benchmarks.plot benchmarks/results/suite.json benchmarks/results/suite.svg
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import textwrap

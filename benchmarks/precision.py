@@ -9,8 +9,6 @@ median over the rounds. Errors are measured on 20 inputs whose seeds differ from
 the largest element of each output.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from pathlib import Path

@@ -10,8 +10,6 @@ tokens. Artifacts in the folder are used; models without an artifact are searche
 is written when it is complete, and rows in the file are not measured again. A quotient is a median over the rounds.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

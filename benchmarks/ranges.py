@@ -12,8 +12,6 @@ fastest run, the first run excluded. A quotient is the median over the blocks. `
 kernel and a size, which no fit has seen, at which the choice by fitted costs is checked (models with one dimension).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -8,8 +8,6 @@ time. Rows of models that the file has already are kept; a run with `--compile-o
 nothing is compiled while kernels are timed.
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import json

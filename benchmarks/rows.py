@@ -3,8 +3,6 @@
 Each row is written when it is complete, so that an interrupted command can be continued.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import platform

@@ -14,8 +14,6 @@ interleaved, and a quotient is the median over the rounds. If an engine can't ru
 says why. The file records the CPU and the versions of all libraries.
 """
 
-from __future__ import annotations
-
 import resource
 import sys
 import tempfile

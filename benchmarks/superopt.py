@@ -11,8 +11,6 @@ prints its results and writes them as JSON to benchmarks/results. New rows of bl
 with the same name and batch, so that they can be measured one by one.
 """
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import json

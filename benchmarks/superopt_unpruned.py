@@ -4,8 +4,6 @@ They are used only to count what this pruning saves. Any operation of the comput
 values, along any axis; equal steps give one class.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace

@@ -11,8 +11,6 @@ The same is printed for the analytic guess times one factor, and for a search th
 model. With `--write`, a model of all records replaces the one in the package.
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Random small instances, and two ways to solve them that share no code with the solver."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from itertools import combinations

@@ -1,7 +1,5 @@
 """The public API on tiny models, from a model to an executable."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

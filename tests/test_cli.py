@@ -1,7 +1,5 @@
 """The command line: exit codes, one-line errors, JSON."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Concatenations in place, from a model to its artifact: all code that reads a plan must support them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The cores of a container: quotas of control groups, read from fake folders; and the time slices of threads."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

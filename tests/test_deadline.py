@@ -1,7 +1,5 @@
 """Deadlines, and the effect of an interrupt on a search."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The documentation is correct: its examples run, its links have targets, its lists are complete."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import importlib

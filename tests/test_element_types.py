@@ -1,7 +1,5 @@
 """Models with other element types than float32, from ONNX to executable, without the host."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import ml_dtypes

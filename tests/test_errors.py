@@ -1,7 +1,5 @@
 """Texts of other software in messages."""
 
-from __future__ import annotations
-
 import pytest
 
 from korch.errors import excerpt

@@ -1,7 +1,5 @@
 """Files that users name, temporary folders, and folders for code that is executed."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import stat

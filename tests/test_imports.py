@@ -1,7 +1,5 @@
 """Modules import only earlier stages of the pipeline, so that a stage can be read without later stages."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

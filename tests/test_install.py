@@ -1,7 +1,5 @@
 """The statements about installation are true, and the wheel contains all files that Korch needs."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import re

@@ -1,7 +1,5 @@
 """The distance of outputs from exact ones, and the distance that is allowed for a plan."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Options are validated when they are created, because Python callers may pass values of any type."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import re

@@ -1,7 +1,5 @@
 """Functions and files of the package stay within the limits of length and number of parameters."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The instruction set for which code is built."""
 
-from __future__ import annotations
-
 import pytest
 
 from korch import target as module

@@ -1,7 +1,5 @@
 """PyTorch is imported for modules only: Korch works without it, and starts quickly if it is installed."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

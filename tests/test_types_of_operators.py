@@ -4,8 +4,6 @@ The reference is `onnx.reference`, which computes in the types of the model. For
 it gets the same elements in float64, because these types are for storage only.
 """
 
-from __future__ import annotations
-
 import math
 
 import ml_dtypes

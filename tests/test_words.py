@@ -1,7 +1,5 @@
 """Documentation, docstrings, comments and messages avoid the words that the glossary rejects."""
 
-from __future__ import annotations
-
 import io
 import re
 import tokenize

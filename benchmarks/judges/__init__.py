@@ -3,8 +3,6 @@
 A judge is a list of items, a function that runs one, and a table of the results.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ An item that has a line in the results is not run again. --time adds times to th
 is 1 if a result is wrong or something crashed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

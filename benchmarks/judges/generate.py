@@ -4,8 +4,6 @@ Each item is a model with small random weights and a kind of cache. `generate` i
 lengths, and again after the searches in the background. Right are the tokens of eager mode (greedy).
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 import warnings

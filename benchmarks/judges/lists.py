@@ -5,8 +5,6 @@ configuration of each, or the published sizes in `TRANSFORMERS`, and more famili
 each family.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ That error is the largest of several runs, in which the results of modules are d
 The packages timm and torchvision are in no extra, because their versions follow PyTorch's.
 """
 
-from __future__ import annotations
-
 import copy
 import resource
 import shutil

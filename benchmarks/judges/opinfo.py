@@ -4,8 +4,6 @@ The samples are those of PyTorch's tests (`op_db`, which needs the package `expe
 types of `DTYPES`. Modules are optimized without measuring.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections import Counter

@@ -5,8 +5,6 @@ without measuring. What is not native has its reason in the results. Needs skl2o
 and lightgbm.
 """
 
-from __future__ import annotations
-
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence

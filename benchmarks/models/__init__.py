@@ -4,8 +4,6 @@
 the same name, options and seed give the same bytes.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Run as `python -m benchmarks.models candy candy.onnx --seed 0 --size 224`.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import sys

@@ -9,8 +9,6 @@ Super-Resolution" (ECCV 2016), in the variant with instance normalization and ne
 instead of transposed convolutions.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 

@@ -4,8 +4,6 @@ The statistics of the normalizations are far from mean 0 and variance 1. With th
 normalization would be the identity, and an error in folding it would not be seen.
 """
 
-from __future__ import annotations
-
 import math
 
 import onnx

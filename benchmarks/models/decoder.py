@@ -8,8 +8,6 @@ each layer N past_key_values.N.key and .value [batch, groups, past, head size]. 
 and values with the new rows: present.N.key and .value. Weights are random, from a seed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ Source: Cai et al., "EfficientViT: Multi-Scale Linear Attention for High-Resolut
 Prediction" (ICCV 2023), variant B1 with the segmentation head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import onnx

@@ -5,8 +5,6 @@ experts and adds their outputs with weights. `loop` finds the rows of each exper
 another. `operator` is `com.microsoft.MoE`. All forms compute the same function; engines differ in which is fastest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -10,8 +10,6 @@ The modules of `transformers.py` have the same suffixes (`bert:script`, `gpt2:dy
 suffix `korch.optimize` exports them itself. Weights are random, from a seed; nothing is downloaded.
 """
 
-from __future__ import annotations
-
 import io
 import warnings
 from collections.abc import Callable, Mapping

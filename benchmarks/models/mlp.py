@@ -1,7 +1,5 @@
 """A multilayer perceptron of Gemm and Relu: the smallest model that allows fusion."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise

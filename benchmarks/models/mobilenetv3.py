@@ -3,8 +3,6 @@
 Source: Howard et al., "Searching for MobileNetV3" (2019), table 2.
 """
 
-from __future__ import annotations
-
 import onnx
 
 from benchmarks.models.writer import GraphWriter

@@ -1,7 +1,5 @@
 """Converts float32 ONNX models to weights of 4 or 8 bits, or to 16-bit floats, as common tools write them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

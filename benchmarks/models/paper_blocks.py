@@ -1,7 +1,5 @@
 """The blocks of models that the paper's case studies are about (Korch, ASPLOS 2024, sections 6.3 and 6.4)."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

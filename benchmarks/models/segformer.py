@@ -8,8 +8,6 @@ Source: Xie et al., "SegFormer: Simple and Efficient Design for Semantic Segment
 Transformers" (NeurIPS 2021), variant B0.
 """
 
-from __future__ import annotations
-
 import math
 
 import onnx

@@ -9,8 +9,6 @@ End-to-End Trainable Neural Network for Image-based Sequence Recognition" (2015)
 Recognition via Large-Scale Weak Supervision" (2022), the encoder of the smallest model. Weights are random.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -5,8 +5,6 @@ because the optimizer has to find the fusions. The mask is an initializer of 0 a
 the scores.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

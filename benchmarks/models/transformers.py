@@ -7,8 +7,6 @@ Weights are random, from a seed; nothing is downloaded. Without the package tran
     korch.optimize(module, inputs)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec

@@ -5,8 +5,6 @@ its channels, padded convolutions, batch normalization, and bilinear upsampling 
 is usual in implementations.
 """
 
-from __future__ import annotations
-
 import onnx
 
 from benchmarks.models.writer import GraphWriter

@@ -5,8 +5,6 @@ building a model needs only NumPy and onnx. The same seed gives the same bytes. 
 their fan-in, so that activations stay near a magnitude of one at any depth.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

@@ -8,8 +8,6 @@ Source: Bochkovskiy, Wang and Liao, "YOLOv4: Optimal Speed and Accuracy of Objec
 and the network's public configuration.
 """
 
-from __future__ import annotations
-
 import onnx
 
 from benchmarks.models.writer import GraphWriter

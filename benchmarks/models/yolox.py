@@ -8,8 +8,6 @@ Source: Ge et al., "YOLOX: Exceeding YOLO Series in 2021" (2021), and the networ
 configuration (depth 0.33, width 0.25).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -6,8 +6,6 @@ EAGER_LOOP, ...    PyTorch runs a block of experts, in each form of the library 
 IREE               IREE
 """
 
-from __future__ import annotations
-
 from benchmarks.peers.iree import IreePeer
 from benchmarks.peers.modules import of_experts, of_onnx, of_transformer
 

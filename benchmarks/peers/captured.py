@@ -5,8 +5,6 @@ device. A captured graph, such as Korch's own, is timed on the device alone (`ko
 Whatever libraries time while an engine is prepared is timed while no other process uses the lock of the device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any

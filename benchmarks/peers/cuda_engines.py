@@ -1,7 +1,5 @@
 """TensorRT and ONNX Runtime as peers on CUDA devices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -11,8 +11,6 @@ are read in place. Each run still allocates its outputs, because IREE has no way
 Source: IREE documentation, "CPU deployment" and "Optimization options".
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from dataclasses import dataclass

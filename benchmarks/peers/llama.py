@@ -6,8 +6,6 @@ The cache is filled once; each run reads one more token at the same position, af
 The cache has the type of the activations: float32, or float16 beside weights of 16 bits.
 """
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import dataclass
 from pathlib import Path

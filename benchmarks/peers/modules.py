@@ -4,8 +4,6 @@ The module is a translation of the ONNX file (`torch_operators`), or the one fro
 name of the file selects.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Because it is a separate process, its memory is not counted as memory of the eng
 can be distinguished from an error that it reports for the model.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 from collections.abc import Sequence

@@ -4,8 +4,6 @@
 `korch.optimize(model, ablation=Ablation(rules="none"))`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -4,8 +4,6 @@ The class says who caused the error. The message says what is wrong and where, w
 what to do. All of them are `KorchError`s; the command line prints one message for each and exits with code 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

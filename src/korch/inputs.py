@@ -4,8 +4,6 @@ Random floats have a standard normal distribution. Booleans and integers are 0 o
 IDs and indices in any model.
 """
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

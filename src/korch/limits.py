@@ -4,8 +4,6 @@ The defaults were tuned on the models of the benchmark suite. Other values are g
 `korch.optimize(model, search=SearchLimits(...))`. All other limits are constants beside the code that reads them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The CPU target: the properties of the machine that kernels are built for, and their detection."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import os

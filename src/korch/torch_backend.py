@@ -18,8 +18,6 @@ PyTorch cuts programs at nn.RNN, nn.LSTM and nn.GRU and runs them itself, withou
 `torch._dynamo.config.allow_rnn`, which PyTorch offers to no backend alone.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """How engines are timed on a device: as they are called, or as graphs on the device alone."""
 
-from __future__ import annotations
-
 import tempfile
 from types import SimpleNamespace
 

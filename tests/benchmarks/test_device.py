@@ -1,7 +1,5 @@
 """The script for CUDA devices without a device: what it prepares, resumes, plans and prints."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The benchmark of blocks of experts: all forms of a block compute the same, and the form that counts."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """The figures in the documentation are equal to those in the files of results."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

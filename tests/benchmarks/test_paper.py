@@ -1,7 +1,5 @@
 """The experiments of the paper: blocks have the paper's shapes, and rows that are known are not measured again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

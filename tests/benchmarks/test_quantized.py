@@ -1,7 +1,5 @@
 """The benchmark of quantized models: what it quantizes, counts and prints."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import onnx

@@ -1,7 +1,5 @@
 """The benchmark of artifacts for ranges of sizes, with a small model."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The suite: by default it runs all engines that the file of results has."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

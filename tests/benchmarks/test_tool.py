@@ -1,7 +1,5 @@
 """The report of a failure of an engine's compiler."""
 
-from __future__ import annotations
-
 import signal
 import sys
 

@@ -1,7 +1,5 @@
 """Files of candidates and costs: read, solved by the command line, and refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

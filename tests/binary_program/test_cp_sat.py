@@ -1,7 +1,5 @@
 """CP-SAT without OR-Tools' own interface: the same answers, and pandas is not imported."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

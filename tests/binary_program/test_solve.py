@@ -1,7 +1,5 @@
 """The solver, compared with brute force, another solver and hand-written tables."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

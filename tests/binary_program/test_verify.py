@@ -1,7 +1,5 @@
 """Each check of an instance, a plan and a certificate fails for an input that violates it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """A sample of ONNX's backend tests, and the harness's reports of failures."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Calibrated bounds: the margin is a rank of the scores, and covers as many new kernels as it says."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

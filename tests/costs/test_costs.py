@@ -1,7 +1,5 @@
 """Features of candidates, and the learned model of costs in the package."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Groups with linear primitives, for tests in the interpreter and on a device."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from korch.candidate.candidate import Group

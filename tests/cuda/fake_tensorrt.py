@@ -3,8 +3,6 @@
 An engine is the network itself and its precision; a run reads and writes at the addresses given.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 from types import ModuleType, SimpleNamespace

@@ -1,7 +1,5 @@
 """Contractions and loops of tile programs whose tiles are blocks, in Triton's interpreter."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

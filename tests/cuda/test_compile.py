@@ -1,7 +1,5 @@
 """Kernels that are cross-compiled for devices that this machine lacks, and what the cache keeps of them."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Whole models that are planned and compiled for devices that this machine lacks."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Kernels that begin before the kernel in front of them has ended: interpreted as early as possible, and compiled."""
 
-from __future__ import annotations
-
 import ast
 import shutil
 import subprocess

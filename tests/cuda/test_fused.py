@@ -1,7 +1,5 @@
 """Fused elementwise, layout and reduction primitives, in Triton's interpreter."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

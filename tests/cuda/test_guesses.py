@@ -1,7 +1,5 @@
 """Estimates of kernels' times, before any is measured."""
 
-from __future__ import annotations
-
 from korch.backend import open_meter
 from korch.candidate.candidate import Candidate
 from korch.options import Options

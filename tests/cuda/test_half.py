@@ -1,7 +1,5 @@
 """Products in 16-bit floats: in float32 models with reduced precision, and in float16 models."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.models import build

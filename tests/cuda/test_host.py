@@ -3,8 +3,6 @@
 In these tests the CPU runs the parts for the device.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

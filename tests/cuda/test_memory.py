@@ -1,7 +1,5 @@
 """The memory that an executable's steps use: tensors of callers, and results of calls beside the arena."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Kernels are prepared here, measured on a device (a fake one), and made into a plan here."""
 
-from __future__ import annotations
-
 from unittest.mock import patch
 
 import numpy as np

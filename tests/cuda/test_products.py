@@ -1,7 +1,5 @@
 """Matrix products, convolutions, attention and Winograd, in Triton's interpreter."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

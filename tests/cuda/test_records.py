@@ -1,7 +1,5 @@
 """Records of kernels that were measured elsewhere: their keys, and the device that they are for."""
 
-from __future__ import annotations
-
 import json
 from contextlib import closing
 from dataclasses import replace

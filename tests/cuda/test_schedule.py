@@ -1,7 +1,5 @@
 """Kernels that may run side by side: never two of which one writes memory that the other one accesses."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

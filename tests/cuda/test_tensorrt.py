@@ -1,7 +1,5 @@
 """TensorRT's provider without TensorRT: ONNX Runtime runs its networks, and a replacement runs its engines."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

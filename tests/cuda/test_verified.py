@@ -1,7 +1,5 @@
 """Every program is checked before its kernel is compiled: one that is broken on purpose is refused, in each builder."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Whole plans in Triton's interpreter: each launch, the arena, weights, tables and copies."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 from types import SimpleNamespace

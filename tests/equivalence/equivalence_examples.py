@@ -1,7 +1,5 @@
 """Examples for each rule: graphs to which it applies, and for each condition a graph that it refuses."""
 
-from __future__ import annotations
-
 from tests.equivalence import quantized_examples
 
 

@@ -1,7 +1,5 @@
 """Shared code of the tests of equivalence rules: an oracle that runs all alternatives of all values."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Examples for the rules on quantized values: graphs that are written as text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A channel map gives the same results wherever a rule moves it, and is moved to where it costs least."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from korch.equivalence.rules import channels

@@ -1,7 +1,5 @@
 """Rules on polynomials are polynomial identities: they also hold modulo a large prime."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Products whose data may be rounded to bytes: the forms that are added, what they compute, and when they are used."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Each rule applies to its examples, and refuses a graph for each of its conditions."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Each rule preserves results on random shapes: approximately in float64, and exactly on integers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Saturation only adds alternatives, is deterministic, and respects and reports its limits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Variants of task queues, each with one wait removed or with a lower count."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from korch.events.queues import QueuedTask

@@ -1,7 +1,5 @@
 """Gathers, scatters and one-hot codes along short axes whose indices are known at run time become primitives."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

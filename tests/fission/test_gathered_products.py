@@ -1,7 +1,5 @@
 """Products of rows by matrices that are gathered at run time become one primitive, without copies of the matrices."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """LSTM, GRU and RNN as loops compute what ONNX Runtime computes; what loops do not express is kept whole."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Attributes of a node have the types that its operator declares."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

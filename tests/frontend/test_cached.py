@@ -1,7 +1,5 @@
 """Operators of attention with a cache, as static graphs: the results are those of ONNX Runtime or of the standard."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Operators of the domain ai.onnx.ml: defined by standard operators or typed, compared with ONNX Runtime."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 Weights have 7 bits, because ONNX Runtime's sums of pairs saturate on some CPUs.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

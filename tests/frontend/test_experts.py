@@ -1,7 +1,5 @@
 """Loops over experts that exporters write: they become products by gathered weights, or stay unchanged."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

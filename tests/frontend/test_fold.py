@@ -1,7 +1,5 @@
 """Constants that the frontend computes, compared with NumPy by the operators' definitions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

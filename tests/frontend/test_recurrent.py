@@ -1,7 +1,5 @@
 """Recurrent operators of layout 1 are compared with ONNX Runtime's result for layout 0."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

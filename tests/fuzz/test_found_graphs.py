@@ -1,7 +1,5 @@
 """Small graphs for which a result was wrong, a model was refused, or a search did not end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A sample of hostile cases, and checks that the harness detects defects."""
 
-from __future__ import annotations
-
 import math
 import time
 from pathlib import Path

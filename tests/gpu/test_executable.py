@@ -1,7 +1,5 @@
 """Models on the device: they are optimized, checked, saved, loaded, bound, and called from several threads."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Generated kernels and library calls on the device, compared with the reference in float64."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

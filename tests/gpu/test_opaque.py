@@ -1,7 +1,5 @@
 """PyTorch calls for opaque operators, captured in a CUDA graph and replayed with other inputs."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

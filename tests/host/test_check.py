@@ -1,7 +1,5 @@
 """What the host runs is compared with other references, and moves to the engine that is right."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`korch check` says what an optimization does, and refuses what it refuses."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Kernels that other processes build are the same as those built here, and what fails there is left to the caller."""
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys

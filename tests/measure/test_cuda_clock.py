@@ -1,7 +1,5 @@
 """Times on the device contain nothing of the host, if the host can be ahead."""
 
-from __future__ import annotations
-
 import pytest
 
 from korch.cuda.measure.clock import MOST_CYCLES, SLEEP_CYCLES, elapsed_ms

@@ -1,7 +1,5 @@
 """Processes that time kernels on one device exclude each other."""
 
-from __future__ import annotations
-
 import select
 import subprocess
 import sys

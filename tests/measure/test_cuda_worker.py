@@ -1,7 +1,5 @@
 """The process that measures on CUDA devices, without a device."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import ExitStack
 from types import SimpleNamespace

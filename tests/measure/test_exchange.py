@@ -1,7 +1,5 @@
 """The kernel database as files: export, import, merge, stats and prune."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from contextlib import closing

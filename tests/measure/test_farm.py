@@ -1,7 +1,5 @@
 """A farm of processes: what its machines measure, and what happens if one is lost, differs, or answers nonsense."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

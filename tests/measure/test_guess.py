@@ -1,7 +1,5 @@
 """Estimates of the CPU's meter: they order candidates that were not measured."""
 
-from __future__ import annotations
-
 import pytest
 
 from korch.candidate.candidate import Candidate, Offer, make_group

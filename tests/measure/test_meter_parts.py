@@ -1,7 +1,5 @@
 """Parts of the meter: timing in a separate process, the database, the compile cache, the calibration."""
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Threads of a parallel region leave the core of the region's first thread."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

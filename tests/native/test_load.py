@@ -1,7 +1,5 @@
 """The loader of objects: what it lays out and relocates, and what it refuses."""
 
-from __future__ import annotations
-
 import ctypes
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """ThreadSanitizer finds no race in task queues and barriers; if a wait is removed, it finds one."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models with open dimensions run without the option --shape, for sizes that a warning names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A search in the background: what is served before, while and after its plan is swapped in."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import subprocess

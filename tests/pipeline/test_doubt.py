@@ -1,7 +1,5 @@
 """Bounds are doubted if they follow from rates of the machine that were, or may have been, measured too low."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

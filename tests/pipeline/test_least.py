@@ -1,7 +1,5 @@
 """The least budget, estimated before a search."""
 
-from __future__ import annotations
-
 import logging
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Less precise forms of products: their results, their errors, their shares of a budget, and whole models."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

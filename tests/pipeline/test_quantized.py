@@ -1,7 +1,5 @@
 """Quantized models: products are of bytes if kernels multiply bytes, and results stay the same."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

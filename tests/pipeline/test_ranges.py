@@ -1,7 +1,5 @@
 """The sizes of a range at which its plans are searched, timed and compared."""
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import dataclass, replace

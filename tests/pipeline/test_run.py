@@ -1,7 +1,5 @@
 """How the time of a budget is divided, and what is said if it is too short."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A table of embeddings that is also the weight of a product is stored once."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

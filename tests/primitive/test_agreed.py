@@ -1,7 +1,5 @@
 """References that differ: two that agree decide, whatever their order; a dispute without a decision is noted as one."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

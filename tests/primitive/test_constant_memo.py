@@ -1,7 +1,5 @@
 """Results of functions of constant arrays are kept as long as the arrays, and only for those that can't change."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -1,7 +1,5 @@
 """Float32 graphs with products in 16-bit floats."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Linear primitives of types that no kernel multiplies are replaced by equivalent ones of other types."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Patterns are matched through all alternatives, and nowhere else."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

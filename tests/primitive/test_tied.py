@@ -1,7 +1,5 @@
 """Which constants are a matrix and its transpose."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

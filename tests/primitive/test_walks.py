@@ -1,7 +1,5 @@
 """Walks over directed graphs."""
 
-from __future__ import annotations
-
 from korch.primitive.walks import depth_first, reached
 
 GRAPH = {1: [2, 3], 2: [4], 3: [4, 5], 4: [], 5: [], 6: [1]}

@@ -1,7 +1,5 @@
 """Scattered rows of an input become writes along its own axis, with the same results."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

@@ -1,7 +1,5 @@
 """Generated attention, compiled, run and compared with the reference in float64."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import replace

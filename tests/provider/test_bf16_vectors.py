@@ -1,7 +1,5 @@
 """Products of bfloat16 by the instruction for vectors of them: of AVX-512 without matrix units, and of NEON."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Products and convolutions of bytes on matrix units: equal to the reference bit by bit, no stray reads."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import mmap

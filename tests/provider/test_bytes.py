@@ -1,7 +1,5 @@
 """Generated products and convolutions of bytes: results are equal to the reference bit by bit."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from dataclasses import replace

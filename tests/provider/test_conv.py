@@ -1,7 +1,5 @@
 """Generated convolutions, compiled, run and compared with the reference."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

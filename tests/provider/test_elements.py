@@ -1,7 +1,5 @@
 """Elements that indices choose along any axis: compiled, and compared with NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A provider that raises an error loses that group; the model is optimized with the others."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from pathlib import Path

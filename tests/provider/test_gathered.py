@@ -1,7 +1,5 @@
 """Products by matrices that an index selects: compiled, run and compared with the reference in float64."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

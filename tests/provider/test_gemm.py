@@ -1,7 +1,5 @@
 """Generated matrix products, compiled, run and compared with the reference in float64."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

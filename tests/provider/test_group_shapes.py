@@ -1,7 +1,5 @@
 """The groups that providers request: providers of the package, and one from outside of it."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Concatenations that are offered in place, and their layouts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

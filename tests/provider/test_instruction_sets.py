@@ -4,8 +4,6 @@ The same template generates all of them, with different numbers of lanes. So the
 blocks for fewer registers, and operations that an instruction set lacks.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Kernels for a range compute what a size needs with the same results as the whole kernel, and omit tasks."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Running sums and products along any axis: compiled, and compared with NumPy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

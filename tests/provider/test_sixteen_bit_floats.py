@@ -1,7 +1,5 @@
 """Float32 products with 16-bit operands and results: operands are widened on load, results rounded on store."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Products by weights that are stored in few bits: compiled, run and compared with the reference in float64."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -3,8 +3,6 @@
 The test machine usually has fewer cores than the teams have threads.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from typing import Any

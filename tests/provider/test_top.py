@@ -1,7 +1,5 @@
 """The largest and smallest elements of rows: compiled, and compared with ONNX Runtime, also for ties and NaN."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Winograd convolutions, compiled, run and compared with the reference in float64."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import repeat
 

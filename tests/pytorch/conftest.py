@@ -1,7 +1,5 @@
 """Tests of PyTorch modules with Korch: `make test-torch` installs the packages that they need and runs them."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Layers of torch.nn with random sizes, and inputs for them, for the property test."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

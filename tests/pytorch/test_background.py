@@ -1,7 +1,5 @@
 """Modules whose plan is replaced while they are called, by korch.optimize and by torch.compile."""
 
-from __future__ import annotations
-
 import threading
 import warnings
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What is exported, and its executable, is compared with the module on inputs that reach its special cases."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """torch.compile with the backend korch: results are correct, and PyTorch runs what Korch must not run."""
 
-from __future__ import annotations
-
 import re
 import threading
 import warnings

@@ -1,7 +1,5 @@
 """The translation of exported programs by PyTorch's exporter."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

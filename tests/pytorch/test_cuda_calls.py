@@ -1,7 +1,5 @@
 """The PyTorch calls of the CUDA target, run on the CPU: their results are those of the primitives."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Opaque operators as PyTorch calls on CPU tensors, compared with ONNX's test cases and reference."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

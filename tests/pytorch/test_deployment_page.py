@@ -1,7 +1,5 @@
 """The steps of the page on deployment: PyTorch, `korch unpack`, a C compiler, the C program."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Mixtures of experts of the transformers library: equal to PyTorch for each implementation of experts."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

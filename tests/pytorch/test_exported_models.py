@@ -1,7 +1,5 @@
 """Benchmark models that PyTorch's exporters write: every form computes the same function."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnxruntime
 import pytest

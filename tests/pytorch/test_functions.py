@@ -1,7 +1,5 @@
 """Functions of PyTorch as modules: what is exported computes what the function does, or is refused."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Layers of torch.nn with odd sizes: Korch computes the same as PyTorch."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """The least budget of a module, estimated before it is exported."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

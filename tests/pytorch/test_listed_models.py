@@ -1,7 +1,5 @@
 """The judge of listed models: what counts as right, and its table."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """korch.optimize on modules: forms of calls and results, weights that change in place, refusals."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

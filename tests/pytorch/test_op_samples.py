@@ -1,7 +1,5 @@
 """The comparison of PyTorch's samples: each kind of result that a call may have."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """Modules that torch.export exported with dynamic dimensions."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """BERT, GPT-2, ViT and Llama blocks that are built from configurations: equal to PyTorch."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small models with free dimensions, and the primitives of a model at a size."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Rational functions of sizes, fitted to times."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Exact plans: the counterparts of a plan's values and primitives in the graph for another size."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph

@@ -1,7 +1,5 @@
 """The places where reductions of a masked model may end, derived forwards from the masks."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

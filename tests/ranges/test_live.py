@@ -1,7 +1,5 @@
 """Extents of which only the first elements are needed keep how many in blocks, in merged axes and in programs."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

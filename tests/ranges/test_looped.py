@@ -1,7 +1,5 @@
 """Loops in ranges: their iterations have free axes, read sizes, and combine elements along free axes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace

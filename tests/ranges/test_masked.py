@@ -1,7 +1,5 @@
 """Masked graphs: at each size of a range they compute what the model computes, and unsafe models are refused."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

@@ -1,7 +1,5 @@
 """The elements of a masked plan's values that are needed, derived backwards from the outputs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

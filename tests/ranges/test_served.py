@@ -1,7 +1,5 @@
 """The elements that kernels for a range compute do not depend on the kernels of a plan."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any

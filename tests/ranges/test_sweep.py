@@ -1,7 +1,5 @@
 """One operator, or a few, along each axis that a range can free: right at four sizes, or refused with a reason."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

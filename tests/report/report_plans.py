@@ -1,7 +1,5 @@
 """Records of plans and kernels, of which a test gives only the fields that matter to it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord

@@ -1,7 +1,5 @@
 """The loops of a kernel's assembly, and their instructions by class."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

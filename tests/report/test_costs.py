@@ -1,7 +1,5 @@
 """The plot of fitted times."""
 
-from __future__ import annotations
-
 from korch.ranges.cost import TimedSizes, fit
 from korch.report.costs import cost_lines, size_lines
 from korch.runtime.report import KernelCost, SizeRecord

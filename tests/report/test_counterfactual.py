@@ -1,7 +1,5 @@
 """Counterfactual groupings: each is a plan, none is better than an optimal plan, and known ones are found."""
 
-from __future__ import annotations
-
 import pytest
 
 from korch.binary_program.problem import Certificate, Computation, Plan, Port, PricedKernel, Problem, Status

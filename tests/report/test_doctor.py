@@ -1,7 +1,5 @@
 """The report of `korch doctor` on a complete machine, and on machines that lack something."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

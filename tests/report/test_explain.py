@@ -1,7 +1,5 @@
 """The printed explanation of a plan: its whole text, and that unmeasured times are marked as such."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

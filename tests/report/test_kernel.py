@@ -1,7 +1,5 @@
 """The explanation of a kernel: what limits its speed, and which candidates lost against it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The page of operators is up to date and agrees with fission."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page of a plan: its data, and that the page fetches nothing and its data are escaped."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A plan as ONNX: another engine runs it, and has the same result for the plan and for the model."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The primitives of a model and the candidates for its kernels, written as ONNX by the command line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

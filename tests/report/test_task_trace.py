@@ -1,7 +1,5 @@
 """Runs as tasks: the critical path, computed by hand, and the trace of a real run."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import platform

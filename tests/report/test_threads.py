@@ -1,7 +1,5 @@
 """The activity of threads in kernels: the arithmetic, computed by hand, and a real run."""
 
-from __future__ import annotations
-
 import json
 import platform
 from pathlib import Path

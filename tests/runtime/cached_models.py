@@ -1,7 +1,5 @@
 """Small decoders whose caches are written by an operator of attention, or by a scatter beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Sessions of models whose caches are written by an operator of attention, or by a scatter beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

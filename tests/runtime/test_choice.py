@@ -1,7 +1,5 @@
 """The plan with the least fitted cost at each size, read from a table and computed."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

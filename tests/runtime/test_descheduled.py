@@ -1,7 +1,5 @@
 """Plans end with correct results if threads lose their cores, are stopped, forked or interrupted."""
 
-from __future__ import annotations
-
 import os
 import platform
 import signal

@@ -1,7 +1,5 @@
 """Artifacts for several instruction sets: the best one that the CPU has is loaded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Ranges of few image sizes: each size has its own plan, with the kernels of one search."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Plans whose kernels omit work that a size does not need give the model's results; all other memory has NaN."""
 
-from __future__ import annotations
-
 import ctypes
 import random
 import re

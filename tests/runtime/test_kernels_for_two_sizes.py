@@ -1,7 +1,5 @@
 """Plans for two free dimensions compute the needed rows of each outer coordinate, and give the model's results."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

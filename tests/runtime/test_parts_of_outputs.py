@@ -1,7 +1,5 @@
 """Concatenations in place: the addresses and lifetimes of operands, and that no other buffer overlaps them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random

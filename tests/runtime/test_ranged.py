@@ -1,7 +1,5 @@
 """One executable for a range of sizes: results are those of the model at each size, and other sizes are refused."""
 
-from __future__ import annotations
-
 import gc
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Sessions of models whose states keep their shape."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnxruntime

@@ -1,7 +1,5 @@
 """One executable for several shapes: the right plan is chosen, and weights are stored once."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

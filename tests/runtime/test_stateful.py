@@ -1,7 +1,5 @@
 """Sessions of a model with states: results are those of the model, whatever rows are run together."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import subprocess

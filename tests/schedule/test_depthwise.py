@@ -1,7 +1,5 @@
 """Programs of depthwise convolutions: valid, printable as text, equal to the reference; and refusals."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Programs of products by weights of few bits, on matrix units, compute the same as their groups."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Plans to compare the searched one with."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace

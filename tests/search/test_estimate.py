@@ -1,7 +1,5 @@
 """Estimates are scaled by the measured times of similar kernels."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A search that is replayed from its ledger finds the same plan and measures nothing."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

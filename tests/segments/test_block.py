@@ -1,7 +1,5 @@
 """Segments are one block if they differ only in names, order and weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

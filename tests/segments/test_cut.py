@@ -1,7 +1,5 @@
 """The cuts of a graph: within the limit, sound, and at the same positions in repeated blocks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

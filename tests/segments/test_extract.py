@@ -1,7 +1,5 @@
 """The choice of one alternative for each value with the least sum of costs over the graph."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

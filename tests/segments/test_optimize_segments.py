@@ -1,7 +1,5 @@
 """Models in segments from optimization to execution: built, run and checked."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

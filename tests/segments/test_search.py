@@ -1,7 +1,5 @@
 """Plans of models in segments: they are correct, cost what is expected, and each block is searched once."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Constants that are kept in a file: they have the same elements, and only constants that rules computed are there."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

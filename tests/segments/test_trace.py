@@ -1,7 +1,5 @@
 """The trace of a search in segments, compared with sums that are computed by hand."""
 
-from __future__ import annotations
-
 from korch.binary_program.problem import Certificate, Status
 from korch.search.result import Orchestration, Round
 from korch.segments.trace import SearchTrace, changed_rounds

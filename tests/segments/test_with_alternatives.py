@@ -1,7 +1,5 @@
 """Rewrites across cuts: none is lost, repeated parts stay equal, and values stay correct."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

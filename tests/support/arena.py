@@ -1,7 +1,5 @@
 """Runs a bound plan in NumPy: each kernel is computed by the reference, in buffers placed as in the program."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

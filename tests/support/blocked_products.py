@@ -1,7 +1,5 @@
 """Builds tile programs of products and convolutions in several blockings, with and without packed operands."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 

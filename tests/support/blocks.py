@@ -4,8 +4,6 @@ Source: Wu et al., OSDI 2025, table 4: attention with grouped queries, the same 
 queries and keys, RMSNorm with a product, LoRA, a gated MLP, and a normalized transformer's update.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

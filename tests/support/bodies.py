@@ -1,7 +1,5 @@
 """Runs operators with bodies node by node: each node as the references of `agreed.py` agree on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """C -> LLVM IR and programs, by the package `ziglang`: kernels of tests are compiled as those that are printed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

@@ -7,8 +7,6 @@ worker process with a time limit, so a crash or a hang fails only that case. Eac
 file, so that `--resume` continues an interrupted run.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import fnmatch

@@ -1,7 +1,5 @@
 """Runs single kernels on this machine's CUDA device, for tests and measurements."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

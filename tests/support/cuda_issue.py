@@ -5,8 +5,6 @@ tensors. Streams, the CUDA graph and the driver are not tested. Launches that ma
 possible: a launch runs when the first program of a later one waits, or when something else needs its results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

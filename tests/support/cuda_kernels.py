@@ -1,7 +1,5 @@
 """Runs kernels for CUDA devices in Triton's interpreter and compares them with the reference, for tests."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Plans models for a CUDA device on machines without one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 
 import onnx

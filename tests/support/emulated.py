@@ -3,8 +3,6 @@
 It needs the command `qemu-aarch64` (Debian: qemu-user) and the package `ziglang`.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Facts of a search, kept in memory instead of a database."""
 
-from __future__ import annotations
-
 
 class Facts:
     """Keeps facts by name, like the database of a meter; one machine measures."""

@@ -4,8 +4,6 @@ All code that runs on a device runs: calibration, the measuring process, capture
 kernels compute, and only where the results matter: when it is bound to tensors, or replayed with other inputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace

@@ -9,8 +9,6 @@ arguments give equal results, and no other property is assumed. Primitives that 
 are not computed.
 """
 
-from __future__ import annotations
-
 import itertools
 import zlib
 from collections.abc import Callable, Mapping, Sequence

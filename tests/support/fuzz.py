@@ -14,8 +14,6 @@ child that dies or hangs is a finding, and another child continues after that ca
 models and artifacts of findings.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import re

@@ -11,8 +11,6 @@ model fails, its graphs are optimized one by one. Each graph gets a verdict:
 - refused: Korch raises an error, but ONNX Runtime has a result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

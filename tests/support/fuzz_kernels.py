@@ -10,8 +10,6 @@ neon_bf16), and run by emulation (`tests.support.emulated`); with `--amx` softwa
 machine lacks. `$KORCH_ISA` chooses other instruction sets.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

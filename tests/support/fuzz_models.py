@@ -1,7 +1,5 @@
 """Random changes that make ONNX models hostile, drawn from a seeded generator."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -9,8 +9,6 @@ saved, loaded and run.
 - refused: Korch raises an error, though PyTorch computes a result.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -9,8 +9,6 @@ ranges, saved, loaded and run.
 - refused: there is another error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Iterable, Iterator, Sequence

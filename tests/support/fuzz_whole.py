@@ -1,7 +1,5 @@
 """Runs a model as a user does: optimized within a budget, saved, loaded and run."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """Providers that make some of the offers of another provider."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import count
 

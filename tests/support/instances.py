@@ -7,8 +7,6 @@ faster in blocked layouts, so a good plan must weigh this gain against the cost 
 attribute of `Severity` makes an instance harder in its own way. Equal arguments give equal instances.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The process must have TRITON_INTERPRET=1 in its environment before Triton is imported.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

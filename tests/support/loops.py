@@ -1,7 +1,5 @@
 """Models with loops: a number of iterations that is known, and everything that the operators allow."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 

@@ -1,7 +1,5 @@
 """A target with matrix units for tests; if the machine has no matrix units, software emulates them."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Mutates tile programs in one place: an index, a size, an operation, an operand, an accumulator, and others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Runs ONNX's operator test cases through the frontend, fission and the reference interpreter."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

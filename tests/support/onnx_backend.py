@@ -4,8 +4,6 @@ A model is optimized when it is prepared. A model with unknown dimensions is opt
 inputs of each shape.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

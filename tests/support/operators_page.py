@@ -7,8 +7,6 @@ has a rule for this version, or if ONNX defines it by other operators and Korch 
 other operators are opaque, for ONNX Runtime, or run on the host by `onnx.reference`.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Parses the text form of tile programs: the inverse of `korch.tile.ir.text`."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

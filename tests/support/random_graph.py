@@ -7,8 +7,6 @@ with casts between them. A float is cast to an integer, or a 16-bit float compar
 of the graph, so that a rounding error can't change the result.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -5,8 +5,6 @@ functions, comparisons, functions with poles and quotients read only values that
 implementation, because for other values a rounding error could change the result a lot.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Random operators with bodies, and calls of local functions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

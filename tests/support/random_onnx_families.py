@@ -3,8 +3,6 @@
 `random_onnx` runs a fragment with both references before it becomes part of a graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A part of a random graph: several nodes that read one value and write one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Random operators on images: samples, regions, resizes, inverses of pools and convolutions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

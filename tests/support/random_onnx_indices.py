@@ -1,7 +1,5 @@
 """Random operators that read or write at indices, or return indices."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Random quantized products, and operators of no other family."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

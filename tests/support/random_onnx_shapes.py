@@ -1,7 +1,5 @@
 """Random nodes whose attributes depend on the shape that they read: windows, axes, indices."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Random recurrent operators and Fourier transforms."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

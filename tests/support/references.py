@@ -4,8 +4,6 @@ Both have faults, so a single reference is not enough: ONNX Runtime's inverse DF
 reference's softmax of opset 11. The third opinion is that of the other references of `agreed.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

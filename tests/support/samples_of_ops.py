@@ -1,7 +1,5 @@
 """Legal and illegal inputs of each primitive operation, for tests of all operations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ same polynomials have equal results, and two programs that do not have different
 inputs, except with a small probability.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

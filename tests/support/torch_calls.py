@@ -1,7 +1,5 @@
 """Calls of functions of PyTorch, each as text and as a module, with inputs that reach their special cases."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs items in processes that may crash or hang without effect on the other items."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

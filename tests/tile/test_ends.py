@@ -1,7 +1,5 @@
 """Programs whose reductions end at a size compute the same as whole programs, and read nothing beyond the size."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Threads share the needed coordinates of a trimmed stage evenly, even if each task has many coordinates."""
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Values that depend on four bits of a byte become table entries; other values do not."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Runs in a process of their own: their times, and that a search goes on without them."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

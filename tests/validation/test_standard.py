@@ -1,7 +1,5 @@
 """The inputs on which plans are compared with the model: random ones, scaled if needed, or the user's."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

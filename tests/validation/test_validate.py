@@ -1,7 +1,5 @@
 """Plans are validated end to end: all at once, or two at a time if they are large."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

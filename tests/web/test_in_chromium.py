@@ -1,7 +1,5 @@
 """The page of a real plan in headless Chromium: it is opened from a file, searched, clicked and printed."""
 
-from __future__ import annotations
-
 import shutil
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Elementwise ONNX operators as PyTorch functions."""
 
-from __future__ import annotations
-
 from functools import reduce
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Operators that move, slice and concatenate data, as PyTorch functions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

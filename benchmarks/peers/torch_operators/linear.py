@@ -1,7 +1,5 @@
 """Convolution, matrix products and pooling as PyTorch functions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -5,8 +5,6 @@ advance. So the module's `forward` is a linear sequence of PyTorch calls. Values
 last use, as in a hand-written module.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -6,8 +6,6 @@ without overhead, and Inductor traces plain code. Inputs that are read through `
 the callable; the other inputs are passed in order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """Normalizations, softmax and reductions as PyTorch functions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

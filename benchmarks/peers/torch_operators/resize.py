@@ -1,7 +1,5 @@
 """Resize as a call of PyTorch's `interpolate`, for the forms that it supports."""
 
-from __future__ import annotations
-
 from torch.nn import functional
 
 from benchmarks.peers.torch_operators.node import OperatorNode, TensorFunction, Translator

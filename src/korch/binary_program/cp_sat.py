@@ -4,8 +4,6 @@ OR-Tools' own interface for Python imports pandas, which takes several times as 
 the model that both pass to the solver.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum

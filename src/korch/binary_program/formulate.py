@@ -26,8 +26,6 @@ rows are disjunctive action landmarks of delete-free planning (Bonet and Helmert
 rows are loop formulas of logic programs (Lin and Zhao, 2004).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, combinations

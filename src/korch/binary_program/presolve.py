@@ -4,8 +4,6 @@ No optimum is lost: a kernel is dropped only if no plan can use it, or if anothe
 replace it in every plan.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 

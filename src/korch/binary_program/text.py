@@ -19,8 +19,6 @@ The first paragraph is an instance, with its lines in this order; the second is 
 each follows a line `block 0`, `block 1`, and so on. A comment runs from `#` to the end of the line.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 

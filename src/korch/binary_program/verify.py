@@ -6,8 +6,6 @@ size of the input, with two exceptions: the running order uses a heap of ready k
 cycles inside a kernel passes over the kernel's primitives until none is left.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from heapq import heappop, heappush
 

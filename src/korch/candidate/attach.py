@@ -5,8 +5,6 @@ A broadcast or a slice costs nothing inside a kernel. In a chain of elementwise 
 primitives, a kernel that ends between two of them only moves the tensor one more time.
 """
 
-from __future__ import annotations
-
 from korch.primitive.component import strong_components
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Category

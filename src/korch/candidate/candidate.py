@@ -6,8 +6,6 @@ compiled and measured once. An *offer* is a provider's answer for a group: one w
 that it reads and writes. A *candidate* is a group with one offer: a kernel that the search may choose.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Sequence

@@ -32,8 +32,6 @@ Each primitive alone is always a group, so that a plan exists for any limits. Al
 are a primitive with all primitives attached to it, and a product of bytes with the cast of its sums to bytes.
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ primitives that have one of the shapes. Groups of a single primitive, and of the
 operator, are always passed to every provider.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Exit codes: 0 success, 1 error, 2 wrong usage, 130 interrupted. Results go to stdout, progress goes to stderr.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`korch bench`: compare an artifact, or a model that is optimized first, with other engines in interleaved runs."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
 """One run of the command line: its arguments, its exit code, and its errors as single lines."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import logging

@@ -1,7 +1,5 @@
 """Command-line flags for the fields of `Options`; each command has the flags that it uses."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import types

@@ -1,7 +1,5 @@
 """The parser of the command line; each function adds one command or several similar commands."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import TypeAlias

@@ -1,7 +1,5 @@
 """Texts of the option --shape -> bindings of a model's dimensions to sizes or ranges of sizes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

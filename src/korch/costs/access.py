@@ -4,8 +4,6 @@ Two neighbouring elements of a value are traced back through the group to the in
 element, loads are of whole vectors; where it is zero, an element is broadcast; otherwise each lane is loaded alone.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 

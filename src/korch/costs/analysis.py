@@ -1,7 +1,5 @@
 """Candidate -> the least work of its kernel, and an analytic guess of its time at the calibrated rates."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 

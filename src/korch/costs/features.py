@@ -4,8 +4,6 @@ A pure function of the group, the offer, and the rates of the machine. Times are
 sizes are logarithms, so that one model serves machines of a family. `docs/internals/costs.md` lists the names.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

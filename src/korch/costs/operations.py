@@ -5,8 +5,6 @@ A value that is neither an output nor the result of a reduction is recomputed at
 counted, backwards from the outputs.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -4,8 +4,6 @@ Cubins are cached by the hash of their source, so that a kernel is compiled once
 No device is needed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

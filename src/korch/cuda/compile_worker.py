@@ -5,8 +5,6 @@ It answers each pair with a cubin or a failure. It ends when its input ends, thu
 killed, and then deletes the folder.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import re

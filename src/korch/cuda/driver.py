@@ -6,8 +6,6 @@ The driver acts on the calling thread's current context. PyTorch works in the de
 current only where needed, so this module makes it current on a thread that has no context yet.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from functools import cache

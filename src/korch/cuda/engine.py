@@ -4,8 +4,6 @@ An engine runs only with the TensorRT version and on the kind of device that bui
 imported only to build or run an engine.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from functools import lru_cache

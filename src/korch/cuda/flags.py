@@ -5,8 +5,6 @@ not be mixed: the older ones can't even be read once a newer one has been set. S
 they exist.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """The kernel of a candidate on a CUDA device: launches of Triton kernels, a PyTorch call, or a TensorRT network."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Views flat memory in a layout as a strided tensor of the logical shape."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

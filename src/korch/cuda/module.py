@@ -1,7 +1,5 @@
 """Loads the sources of Triton functions as Python functions, through a file: Triton reads their text from there."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterable
 from types import ModuleType

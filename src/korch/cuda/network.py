@@ -5,8 +5,6 @@ weights only share a kernel, and engines are still built with constant weights. 
 preserved: TensorRT is asked for a strongly typed network.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import onnx

@@ -1,7 +1,5 @@
 """The CUDA device that kernels are built for: a device of this machine, or a kind of device by name."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from dataclasses import dataclass

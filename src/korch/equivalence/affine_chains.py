@@ -5,8 +5,6 @@ through add, sub, mul, div and neg with constants, and returns the chain's input
 and the one shift of the whole chain, in float64.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -4,8 +4,6 @@ Rounding makes products of integers of few bits exact sums of products of bytes,
 The data of each block of terms has a scale of its own, the largest magnitude divided by 127.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Check of queues: tasks that touch the same bytes are ordered."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 from korch.errors import InvalidGraphError

@@ -5,8 +5,6 @@ pair that is already ordered through other pairs needs no wait: tasks are compar
 stage first, and implied pairs are left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from korch.events.graph import Footprints, Task, Touched, Waits, conflicts

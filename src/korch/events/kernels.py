@@ -5,8 +5,6 @@ have in a parallel loop, in one or several tasks. A kernel that runs in the call
 does not declare what it touches, or whose grid depends on the sizes of a run, has no tasks: it runs between joins.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

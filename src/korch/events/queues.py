@@ -5,8 +5,6 @@ which tasks have ended. All tasks that a task waits for become at most one numbe
 many tasks of that thread must have ended. Waits that follow from other waits are left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ order comes from a simulation: a free thread takes, of its tasks that can begin 
 there the one with the longest path to the end. A task may begin before tasks of earlier kernels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

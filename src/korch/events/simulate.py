@@ -1,7 +1,5 @@
 """Queues, and the time of each task -> the time of a run, and the waiting time."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

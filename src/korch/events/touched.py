@@ -5,8 +5,6 @@ grid begins a run. Guards are respected: the part of a window that is outside of
 access with too many points counts as touching the whole buffer.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -3,8 +3,6 @@
 Each is written so that no step overflows where the result is finite, and NaN propagates.
 """
 
-from __future__ import annotations
-
 import math
 
 from korch.fission.context import Context

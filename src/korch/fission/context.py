@@ -1,7 +1,5 @@
 """The view that a fission rule has of its operator, and the methods with which it adds primitives."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from korch.frontend.attributes import NodeAttributes

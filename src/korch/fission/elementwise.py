@@ -1,7 +1,5 @@
 """Fission of elementwise operators: one primitive each, after broadcasting."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from korch.fission.context import Context

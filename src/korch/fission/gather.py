@@ -4,8 +4,6 @@ Constant indices become `take` primitives. `OneHot`, and a scatter by indices th
 each index with all positions of the axis.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

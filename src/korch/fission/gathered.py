@@ -3,8 +3,6 @@
 The gather would copy one matrix per row. One primitive reads each chosen matrix in place instead.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fission of products of bytes: exact 32-bit sums, and their requantization."""
 
-from __future__ import annotations
-
 from korch.fission.context import Context
 from korch.fission.linear import conv_attributes, matrices
 from korch.fission.rule import FissionRule, NotSplitError, Result

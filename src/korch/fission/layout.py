@@ -1,7 +1,5 @@
 """Fission of operators that move elements."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

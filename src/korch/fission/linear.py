@@ -1,7 +1,5 @@
 """Fission of Conv, MatMul, Gemm and Einsum; a bias becomes a separate addition."""
 
-from __future__ import annotations
-
 import math
 
 from korch.fission.context import Context

@@ -4,8 +4,6 @@ A primitive of an iteration that reads only constants and values from outside of
 short loop becomes its iterations, one after another; any other becomes a `loop` primitive for each output.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

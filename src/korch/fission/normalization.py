@@ -4,8 +4,6 @@ Softmax always subtracts the maximum, because e^x overflows float32 above 88. Va
 squared deviations, computed in two passes, which avoids cancellation.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from korch.fission.context import Context, axis_of

@@ -1,7 +1,5 @@
 """Turns an operator that is kept whole into opaque primitives, one for each output that is read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import onnx

@@ -1,7 +1,5 @@
 """Fission of pooling: a windowed maximum or sum; an average divides the sum by its number of elements."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

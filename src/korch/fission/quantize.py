@@ -1,7 +1,5 @@
 """Fission of quantization and dequantization, per tensor, per axis or per block."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from korch.fission.context import Context, axis_of

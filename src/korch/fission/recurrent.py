@@ -3,8 +3,6 @@
 A loop of its own for each direction reads half of the recurrent weights of both, which more often stay in a cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Fission of reductions: Reduce* with axes as an attribute or as an input, ArgMax and ArgMin."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -4,8 +4,6 @@ Along one axis the operator is a product by a constant sparse matrix. Nearest ha
 element (a take), linear has two, cubic four: Σ_k take(x, i_k)·w_k.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """A fission rule, which splits one operator into primitives."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

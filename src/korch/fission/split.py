@@ -4,8 +4,6 @@ The first rule that holds for an operator splits it. An operator without a rule,
 does not apply, is kept whole, and the report gives the reason.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ taps. Phases with equally many taps at the same distances are channels of one co
 divides the length of the window. Taps of other phases are not filled up with zeros, as 0 * inf is NaN.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The window geometry that convolutions and pooling share: pads from auto_pad, strides, dilations."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from korch.fission.context import Context

@@ -7,8 +7,6 @@ number of valid rows is refused, and each number that a node reads is compared w
 loaded.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

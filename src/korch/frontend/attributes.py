@@ -1,7 +1,5 @@
 """The attributes of one ONNX node, each read as the type that its operator declares."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import onnx

@@ -4,8 +4,6 @@ A cache has the rows (tokens) before a run; the returned one has those of the ru
 capacity also has rows that are not in use, whose content has no meaning.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ of trees and support vectors are kept whole: which node of a tree is next depend
 others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

@@ -5,8 +5,6 @@ quantized models compute exactly in integers up to one rounding at the end. ONNX
 earlier or later.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ ONNX Runtime then treats weights as unknown, which is slow. So only floats count
 images, and only if all of them together are small; the others are constants, as their defaults may decide shapes.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 

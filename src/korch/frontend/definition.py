@@ -1,7 +1,5 @@
 """A node of a domain beside the ONNX standard, defined by nodes of the standard with the same meaning."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, MutableMapping
 from functools import cached_property
 from typing import Any

@@ -4,8 +4,6 @@ Composite operators are replaced by their definition in the ONNX standard, so th
 be optimized. An If whose condition is known is replaced by the branch that it takes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import onnx

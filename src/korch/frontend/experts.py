@@ -10,8 +10,6 @@ experts are the same; each value has an axis of rows, along which no node mixes 
 element of the sum gets the same number of rows. Otherwise the nodes are left unchanged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

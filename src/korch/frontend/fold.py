@@ -1,7 +1,5 @@
 """Folds nodes whose inputs are all known, and that are not split into primitives, by references that agree."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

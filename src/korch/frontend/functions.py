@@ -5,8 +5,6 @@ function as often as it is called before it returns. So defaults are added to th
 outermost functions inwards, since a call in a body may pass an attribute on; and the nodes are counted first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 

@@ -1,7 +1,5 @@
 """Operators of the domain com.microsoft that ONNX Runtime's optimizer writes in place of several of the standard."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

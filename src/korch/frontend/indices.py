@@ -4,8 +4,6 @@ Without these checks an index out of range would be detected when the model runs
 negative size would make ONNX's inference report that the shape depends on data.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 import numpy as np

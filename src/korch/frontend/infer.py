@@ -4,8 +4,6 @@ Nodes are inferred one at a time, and inference may read the elements of small c
 shape that a subgraph computes has been folded into a constant by the time that it is needed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache

@@ -3,8 +3,6 @@
 Names are the edges of an ONNX graph: exactly one node, input or initializer must define each name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 import onnx

@@ -4,8 +4,6 @@ ONNX Runtime does not run layout 1, in which the batch is the first axis. ONNX's
 ignores lengths, clipping and activations there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 import onnx

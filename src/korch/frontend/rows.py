@@ -3,8 +3,6 @@
 A node is accepted only if its result for a row depends on that row alone, for any number of rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ Segments of the static graph and segments of the host alternate. An item runs in
 segment that the values it reads allow, so that there are few segments.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

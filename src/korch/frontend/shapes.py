@@ -1,7 +1,5 @@
 """Combines declared input shapes with those that the user gives into static shapes."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 

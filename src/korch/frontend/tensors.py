@@ -5,8 +5,6 @@ location, and models may come from untrusted sources: a location outside of the 
 path, by `..` or through a symbolic link, is refused.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath

@@ -6,8 +6,6 @@ ONNX's inference functions of older opsets give one row and one column more. The
 none fits, and no shape to a ConvTranspose whose `output_shape` is below its input's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import onnx

@@ -3,8 +3,6 @@
 Each node is computed by two references (`korch.primitive.agreed`), and the engine's results are compared with theirs.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

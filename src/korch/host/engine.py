@@ -1,7 +1,5 @@
 """Runs a host segment with ONNX Runtime, or with ONNX's reference evaluator if ONNX Runtime refuses it."""
 
-from __future__ import annotations
-
 import logging
 import os
 import warnings

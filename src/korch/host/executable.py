@@ -5,8 +5,6 @@ Its file is a zip archive without compression: `manifest.json` (schema and check
 Korch runs, an ONNX model for each segment that the host runs, and constant outputs.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -4,8 +4,6 @@ Nothing is searched, compiled or run. The answers are those of an optimization: 
 into segments for the host, and of the providers.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Model -> executable in which the host runs the parts that are not graphs of static tensors."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Measures for how long threads of this process were ready to run but had no core."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sources of kernels -> compiled and timed kernels, on this machine."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A kernel that is built and compiled in another process: what is sent to it, and what it answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Making a kernel's program and printing it takes longer than to compile it. A pro
 any reason says nothing about the kernel: the caller builds it itself, and sees the error.
 """
 
-from __future__ import annotations
-
 import logging
 import pickle
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ A bound must never exceed a true time. So each rate is the sum of the best rates
 several tries, raised by a margin. Other processes that take a core away disturb single samples, not the result.
 """
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import math

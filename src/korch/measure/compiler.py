@@ -5,8 +5,6 @@ temporary name and then moved, so that no process ever sees an incomplete file. 
 SHA-256 next to it, so that a damaged file is detected and built again.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import errno

@@ -1,7 +1,5 @@
 """Costs of candidates on the CPU."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time

@@ -6,8 +6,6 @@ entries that can't be read count as unknown, and entries that can't be written a
 conditions is reported once, as a warning.
 """
 
-from __future__ import annotations
-
 import logging
 import sqlite3
 import time

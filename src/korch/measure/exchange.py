@@ -6,8 +6,6 @@ process was stopped, and is left out. Entries count only where target, versions 
 another kind of machine does no harm; it is named.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import time

@@ -6,8 +6,6 @@ the sum of costs is less than the time of a run. Here many runs are simulated by
 kernel, and the sums give the expected times. It is assumed that kernels are interrupted independently.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

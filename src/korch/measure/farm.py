@@ -5,8 +5,6 @@ only compile. A batch whose worker is lost, late or answers nonsense is given to
 measured is left to the caller.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import deque

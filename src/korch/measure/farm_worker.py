@@ -4,8 +4,6 @@ Dask calls these functions by name, so that a worker needs Korch, of the same ve
 `korch.measure.farm`. Errors are answers, too: Dask can't pass on all kinds.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import socket

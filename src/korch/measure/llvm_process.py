@@ -1,7 +1,5 @@
 """Runs processes that compile LLVM IR (`korch.measure.llvm_worker`), and handles that one hangs or is aborted."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import hashlib

@@ -5,8 +5,6 @@ ends with ".s", separated by a tab. Each is answered by a line: empty, or what i
 name ends with ".job" is a pickled `korch.measure.build_job.BuildJob`, whose answer is written.
 """
 
-from __future__ import annotations
-
 import pickle
 import sys
 from pathlib import Path

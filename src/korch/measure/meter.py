@@ -4,8 +4,6 @@ Combines providers, a compiler, a measuring process and the database. Code for o
 that target's meter: `korch.measure.cpu` and `korch.cuda.measure.meter`.
 """
 
-from __future__ import annotations
-
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ long the end of a search takes. On a busy machine all of that takes several time
 durations are scaled by the ratio of this run's durations to the usual ones.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The loops that measure the rates of a machine, as LLVM IR: memory, multiply-adds, products of components."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from korch.primitive.types import DType

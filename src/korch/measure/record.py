@@ -3,8 +3,6 @@
 "Slow", "crashed", "refused" and "not tried" are different facts and have different types.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ them. The measured time is a low quantile of the samples. A kernel that crashes 
 such, and a new process continues with the others.
 """
 
-from __future__ import annotations
-
 import base64
 import os
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ The search continues without such a kernel, so its plan may be worse than possib
 a warning, included in the report, and written to a file with everything that a bug report needs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from dataclasses import dataclass

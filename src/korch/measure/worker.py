@@ -7,8 +7,6 @@ each timing, `{"failed": [i, kind, text]}`, `{"done": true}`. Output of kernels 
 If a thread had no core for some time of a run (`away_ns`), the run is repeated, within limits.
 """
 
-from __future__ import annotations
-
 import base64
 import ctypes
 import json

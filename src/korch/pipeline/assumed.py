@@ -1,7 +1,5 @@
 """A model with open dimensions -> the sizes that are assumed where the caller gives none."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import onnx

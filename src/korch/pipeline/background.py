@@ -6,8 +6,6 @@ with. One search runs at a time, because kernels are timed. It ends with its bud
 longer used, or when the interpreter exits.
 """
 
-from __future__ import annotations
-
 import atexit
 import logging
 import statistics

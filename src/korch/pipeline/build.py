@@ -1,7 +1,5 @@
 """Plans -> the fastest executable with correct results, and its report."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A file of model inputs -> samples that determine the ranges of less precise types, and samples for checks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ the largest size needs. A plan for exactly one size needs neither. So only one s
 generated again for the extents of the other sizes.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Plans for a range of sizes -> the time of each of their kernels as a function of the sizes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

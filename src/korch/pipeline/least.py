@@ -4,8 +4,6 @@ The shortest path to an artifact chooses a plan by estimates, and compiles, buil
 depends on the number of different kernels most. Durations are scaled by the share of the cores that this process gets.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Mapping, Sequence

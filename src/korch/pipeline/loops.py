@@ -4,8 +4,6 @@ An iteration is searched like a small model, with the same meter, and before the
 one primitive that the provider of `korch.runtime.loop` runs with the plan that was found.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Runs the stages: to an executable, to a plan for a device, or to one stage for its text."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager

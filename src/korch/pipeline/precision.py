@@ -12,8 +12,6 @@ ranges, their differences would move into the weights; with one range for all, s
 et al., SmoothQuant, ICML 2023). Scales depend on the data alone, so products of the same data read the same bytes.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import ChainMap

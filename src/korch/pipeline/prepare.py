@@ -4,8 +4,6 @@ Neither needs the device. Candidates are ranked by what measuring them is expect
 ranking uses them, so preparing a model again after an import adds the kernels that are worth measuring next.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -6,8 +6,6 @@ compare elements are applied to the bytes instead. These forms read fewer bytes 
 the model's own primitives; as alternatives they would multiply the number of groups in the search.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial

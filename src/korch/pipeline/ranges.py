@@ -1,7 +1,5 @@
 """A model with ranges of sizes -> executables for a few upper sizes, each compared with the model at smaller sizes."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

@@ -1,7 +1,5 @@
 """The results of the stages, each frozen, and set by one stage."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict

@@ -1,7 +1,5 @@
 """What the stages of one optimization share: the options, the progress, the division of the time budget."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import math

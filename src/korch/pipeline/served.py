@@ -5,8 +5,6 @@ compilation, together with other kernels for the groups of its plan (such as ker
 gets the best plan of them.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

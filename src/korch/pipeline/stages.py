@@ -4,8 +4,6 @@ A small model is one segment. In a large model, segments that differ only in wei
 which is searched once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

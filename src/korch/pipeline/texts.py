@@ -1,7 +1,5 @@
 """The printed forms of the stages' results."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from korch.binary_program.problem import Plan

@@ -4,8 +4,6 @@ The product reads the table transposed, in panels. Then `Gather` takes rows from
 apart, but it reads few rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

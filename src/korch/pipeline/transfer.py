@@ -4,8 +4,6 @@ Both graphs have the same primitives and alternatives, so each kernel of the pla
 in the same layouts, from the same provider. Nothing is enumerated or solved.
 """
 
-from __future__ import annotations
-
 import time
 
 from korch.binary_program.problem import Certificate

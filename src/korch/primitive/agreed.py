@@ -5,8 +5,6 @@ is not split into primitives is computed by two of them. If they differ, others 
 difference is noted (`dispute.py`).
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import time

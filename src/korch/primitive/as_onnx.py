@@ -1,7 +1,5 @@
 """Translates primitives to ONNX nodes with the same meaning, for exported plans and for other engines."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace

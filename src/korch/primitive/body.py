@@ -4,8 +4,6 @@ Values are numbered depth first from the outputs, so equal parts of one model, o
 equal graphs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 from korch.primitive.graph import Primitive, PrimitiveGraph

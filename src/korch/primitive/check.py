@@ -1,7 +1,5 @@
 """The invariants of a primitive graph, as small named checks that are run between stages."""
 
-from __future__ import annotations
-
 from korch.errors import InvalidGraphError
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import TypeMismatchError, require_arity

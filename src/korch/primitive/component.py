@@ -1,7 +1,5 @@
 """Strongly connected components of a directed graph."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 

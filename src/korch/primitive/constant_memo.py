@@ -3,8 +3,6 @@
 A model is read, split and packed once for each of several sizes, with the same weights.
 """
 
-from __future__ import annotations
-
 import functools
 import weakref
 from collections.abc import Callable

@@ -4,8 +4,6 @@ The references of a node are compared wherever one of them is needed: when const
 results are computed, and when what the host runs is checked. Whoever optimizes a model collects these records.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

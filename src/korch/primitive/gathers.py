@@ -1,7 +1,5 @@
 """Rewrites products by chosen matrices that a target can't compute directly as a gather and a batched product."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import onnx

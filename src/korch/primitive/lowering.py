@@ -9,8 +9,6 @@ Such a convolution reads its input through one table of indices, so strides, dil
 any rank need no further primitives.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

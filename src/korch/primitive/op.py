@@ -4,8 +4,6 @@ A row contains everything that each operation must have: a missing part fails at
 generic tests are parametrized over the table (`korch.primitive.ops.OPS`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum

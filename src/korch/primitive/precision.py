@@ -6,8 +6,6 @@ primitives and reductions compute in float32, so sums and variances do not overf
 autocast. The graph's inputs and outputs keep their types. Casts are elementwise and are fused into kernels.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from korch.primitive.graph import Constant, GraphBuilder, Primitive, PrimitiveGraph

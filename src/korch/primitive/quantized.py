@@ -8,8 +8,6 @@ of products of the bytes in 32 bits, with corrections that each depend on one op
 Sums over constants are computed at build time. 32-bit sums wrap around, so only the result has to fit.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -6,8 +6,6 @@ rounding errors of a program that runs operator by operator, and with a random g
 program that rounds differently.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """Marks products whose data may be rounded to bytes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from korch.primitive.graph import PrimitiveGraph

@@ -12,8 +12,6 @@ written out if there are few; otherwise the line contains their digest, and `par
 from a mapping or generates seeded random ones.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import re

@@ -3,8 +3,6 @@
 Language models' tables of embeddings may be such. They are stored once, if no rule changes the one constant.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from korch.primitive.graph import PrimitiveGraph

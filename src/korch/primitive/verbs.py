@@ -4,8 +4,6 @@ Operands of different shapes are broadcast explicitly. Numbers and uniform const
 uniform constants of the full shape, which store one element.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Walks over directed graphs of any nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
 

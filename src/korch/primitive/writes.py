@@ -3,8 +3,6 @@
 PyTorch's exporter writes `index_copy_` on a buffer, such as a static cache, as `ScatterND` between two transpositions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 import onnx

@@ -3,8 +3,6 @@
 The shares differ with what else passes through the cache meanwhile. They were fitted by timing kernels.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from korch.target import Target

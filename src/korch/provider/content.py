@@ -3,8 +3,6 @@
 The version is part of the key of a measured cost, so that kernels are measured again after such a file changes.
 """
 
-from __future__ import annotations
-
 import hashlib
 from functools import cache
 from pathlib import Path

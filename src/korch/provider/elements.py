@@ -4,8 +4,6 @@ A task computes some rows of the result. For each index a loop runs the one iter
 range is replaced by the nearest position.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -3,8 +3,6 @@
 The first error of a kind is logged as a warning. All of them are counted for the report.
 """
 
-from __future__ import annotations
-
 import logging
 import traceback
 from collections.abc import Callable, Iterable, Sequence

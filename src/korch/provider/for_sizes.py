@@ -1,7 +1,5 @@
 """A candidate that serves several sizes -> a kernel whose loops end at the elements that a size needs."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import replace

@@ -3,8 +3,6 @@
 The group is lowered to a tile program and printed as LLVM IR.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from korch.candidate.candidate import Group, Offer, Refusal

@@ -5,8 +5,6 @@ operand's memory are not checked here: `korch.search.instance` leaves out operan
 own, and the integer program lets each operand be a part of at most one result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 

@@ -1,7 +1,5 @@
 """Sizes of matrix products on matrix units (AMX); they match `tile/llvm/component_tiles.py`."""
 
-from __future__ import annotations
-
 from korch.candidate.layout import Layout
 
 TOGETHER = 32

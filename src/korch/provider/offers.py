@@ -5,8 +5,6 @@ group with at most one variable input and one output is also offered with every 
 output layouts, so that a change of layout can be fused into the kernel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from korch.candidate.candidate import Group

@@ -5,8 +5,6 @@ such operators. The kernel is native: its source contains the node's model as by
 `korch_onnxruntime.c` calls the library's C interface on Korch's own buffers.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Queries on groups that the providers of opaque operators share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import onnx

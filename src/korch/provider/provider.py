@@ -6,8 +6,6 @@ and measured costs alone. The identity of a kernel's provider only affects the e
 which kernels are measured first.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

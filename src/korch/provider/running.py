@@ -7,8 +7,6 @@ than lanes, sequences of sums are cut into parts: a stage computes the sum of ea
 part with the sums of those before it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

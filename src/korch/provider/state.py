@@ -1,7 +1,5 @@
 """Kernels that write rows at computed positions of another value (`write_rows`)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

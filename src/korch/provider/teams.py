@@ -3,8 +3,6 @@
 Teams run consecutive kernels of a plan (`korch_plan.c`).
 """
 
-from __future__ import annotations
-
 from korch.candidate.candidate import Refusal
 from korch.provider.provider import Kernel, Threading
 

@@ -4,8 +4,6 @@ This provider is optional: it is disabled if the package `tensorrt` or a device 
 engine for one group, which contains the weights; the engine's launches are part of the plan's CUDA graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import onnx

@@ -1,7 +1,5 @@
 """Checks a tile program, and prints it as the kernel of a group's offer."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 The operator is not split into primitives, so that this kernel competes with ONNX Runtime's kernel for it.
 """
 
-from __future__ import annotations
-
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.primitive.types import DType, ValueType
 from korch.provider.opaque import attributes_of, node_of

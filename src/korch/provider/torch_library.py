@@ -4,8 +4,6 @@ A group consists of a linear primitive, primitives that only move its arguments,
 are views of tensors, which cost nothing. Images are plain or channels-last, the layouts in which cuDNN is fastest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from korch.candidate.candidate import Group, Offer, Refusal

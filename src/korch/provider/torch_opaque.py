@@ -3,8 +3,6 @@
 Operators that are not in `korch.primitive.torch_calls` are refused and run on the host.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ The inputs are the example inputs and others that reach masks, empty rows and bo
 (`korch.frontend.torch.samples`). The errors that are allowed are those of the validation (`korch.numerics`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """A call in PyTorch -> the least budget for what it computes, before it is exported, which takes seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any

@@ -4,8 +4,6 @@ Tensors are passed in both directions without a copy, as views of the same memor
 like the module's. If all tensors of a call are NumPy arrays, the results are NumPy arrays too.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """PyTorch tensors <-> NumPy arrays of the same memory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

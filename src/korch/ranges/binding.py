@@ -1,7 +1,5 @@
 """The bindings of `--shape`: a size, or a range of sizes, for each unknown dimension."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from korch.errors import OptionError

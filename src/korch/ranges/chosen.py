@@ -4,8 +4,6 @@ Where the chosen elements depend on the size in a way that one slice of the larg
 elements of a free axis, a reversed axis or a pad that reflects, indices that are computed before a run gather them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

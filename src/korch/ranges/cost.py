@@ -6,8 +6,6 @@ sizes within a step, so the sizes may be rounded up first. Of a few forms, the o
 sample best from the other samples.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 Both graphs have the same alternatives, but constants and values computed from them may be numbered differently.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A model with a few sizes and a separate plan for each -> how these plans serve the sizes."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ the elements before the count. For this, 0 times anything counts as 0: if it wer
 model's anyway.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -10,8 +10,6 @@ is 0. Only if m is infinite or NaN, it is NaN instead; then valid elements are N
 line (`Fill.is_soft`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

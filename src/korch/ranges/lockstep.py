@@ -8,8 +8,6 @@ Samples do not prove what a model computes at the sizes between them. So the exe
 at other sizes when it is built.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

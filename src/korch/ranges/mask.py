@@ -5,8 +5,6 @@ model's sizes, and each valid element equals the element that the model computes
 elements are arbitrary, possibly NaN, unless a `Fill` says more. Executables pad their inputs with zeros.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ than the model's size. Kernels leave out the others (`korch.ranges.live`). A val
 plans: those that any of its readers needs. So kernels can be combined freely, and are built once.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

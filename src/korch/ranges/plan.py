@@ -1,7 +1,5 @@
 """How one plan serves the sizes of a range."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from korch.primitive.op import Array

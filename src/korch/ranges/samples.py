@@ -1,7 +1,5 @@
 """A model and the ranges of its dimensions -> its primitives at several sizes."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Collection, Sequence
 

@@ -1,7 +1,5 @@
 """How a kernel serves the sizes of a range: the elements that it computes, and the ends of its reductions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

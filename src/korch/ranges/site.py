@@ -1,7 +1,5 @@
 """A primitive in all samples, with its operands: the argument of the rules in `free.py`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import TypeVar

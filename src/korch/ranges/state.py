@@ -6,8 +6,6 @@ With `past` rows before a step that appends `new` ones, the input has past + new
 is that of the output.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The rules of operators that are not split (`free.py` has those of other primitives)."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import replace

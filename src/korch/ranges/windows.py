@@ -1,7 +1,5 @@
 """The rules of primitives whose windows move along axes: convolutions and pools."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ The fields of the dataclasses define the JSON. `from_json` reads the output of `
 objects with unknown fields or with values of other types. Only fields with a default may be missing.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Checks of the field values of option records: a Python caller may pass values of any type."""
 
-from __future__ import annotations
-
 import typing
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real

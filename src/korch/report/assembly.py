@@ -4,8 +4,6 @@ The classes are those of the CPU's execution ports, so that a loop's counts tell
 multiply-adds, two loads, one store and one or two shuffles of vectors can start in one cycle.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

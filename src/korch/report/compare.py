@@ -8,8 +8,6 @@ the threads. Short models run several times in a turn, and the median is used. T
 a turn consists of the untimed run, the rest, and one timed run.
 """
 
-from __future__ import annotations
-
 import random
 import statistics
 import time

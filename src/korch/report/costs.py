@@ -1,7 +1,5 @@
 """The times of a plan's kernels as functions of the sizes -> a text plot."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from korch.runtime.report import KernelCost, SizeRecord

@@ -1,7 +1,5 @@
 """The differences between two plans, as text."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 
 from korch.equivalence.rule import rule_of

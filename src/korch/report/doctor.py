@@ -3,8 +3,6 @@
 Each line begins with `ok`, `--` for a missing optional part, or `FAIL` for a missing part that Korch needs.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import replace

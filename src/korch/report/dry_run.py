@@ -1,7 +1,5 @@
 """A plan without a device: its kernels are compiled and described, but nothing runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -4,8 +4,6 @@ A cost that was not measured is its lower bound and is marked by ≥. The plan t
 the fastest in complete runs, is distinguished from the optimum that the search found.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ machine. A kernel near its bound can only be replaced by another grouping, layou
 For a kernel far from its bound, a faster kernel may be possible, unless it is very short.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

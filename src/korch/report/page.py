@@ -5,8 +5,6 @@ The page contains its data and works without a network. Its style and scripts ar
 bundled by `make web`.
 """
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -5,8 +5,6 @@ without Korch's kernels. The name of a value between kernels has its layout, as 
 has logical shapes only, so a change of layout becomes an Identity.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

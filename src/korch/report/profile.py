@@ -5,8 +5,6 @@ kernel takes much longer within a run, its inputs are then in another cache, or 
 when it was measured alone.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass

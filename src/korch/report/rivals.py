@@ -3,8 +3,6 @@
 These are other providers, layouts and variants for exactly the same primitives, and other groupings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from korch.candidate.candidate import Candidate

@@ -1,7 +1,5 @@
 """The primitives of a model, or the candidates for its kernels, as ONNX models that other engines run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

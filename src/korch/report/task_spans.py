@@ -1,7 +1,5 @@
 """A recorded run of a plan as tasks: the tasks that each thread ran and waited for, and the critical path."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property

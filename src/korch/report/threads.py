@@ -4,8 +4,6 @@ The unchanged artifact runs in another process, in which the runtime records wha
 ONNX Runtime has threads of its own: for its kernels only the calling thread is recorded.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 from bisect import bisect_right

@@ -4,8 +4,6 @@ It reads a task as JSON from stdin and writes one JSON object to stdout. It is a
 so that no other threads of this one disturb the runs.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -6,8 +6,6 @@ follow: the tasks of each thread, the waits between them, and the critical path.
 Source: the Trace Event Format, "complete events".
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any

@@ -1,7 +1,5 @@
 """Numbers as text, with units."""
 
-from __future__ import annotations
-
 
 def cut(text: str, most: int) -> str:
     """Return a text with at most `most` characters; the end of a longer text is replaced by "..."."""

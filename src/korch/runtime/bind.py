@@ -10,8 +10,6 @@ which is live from the first step that writes an operand. No kernel overwrites i
 operands are unchanged until the last reader of the result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum

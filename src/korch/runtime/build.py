@@ -1,7 +1,5 @@
 """Chosen kernels in order -> artifact: pack constants, plan the arena, print the plan's tables, compile."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import re

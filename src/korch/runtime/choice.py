@@ -1,7 +1,5 @@
 """Plans for ranges of sizes -> a table with the fastest plan for each size, according to their fitted costs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Executables of one model for several shapes -> their plans with shared objects and weights."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path

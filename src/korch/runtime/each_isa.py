@@ -1,7 +1,5 @@
 """One file for several instruction sets: an artifact for each; the best one that the CPU has is loaded."""
 
-from __future__ import annotations
-
 import io
 import os
 from collections.abc import Mapping

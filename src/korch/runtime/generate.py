@@ -1,7 +1,5 @@
 """Token ids in, token ids out: the loop around the sessions of a language model."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass

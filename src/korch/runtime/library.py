@@ -1,7 +1,5 @@
 """An archive of objects -> its plans, which the runtime runs through the C interface of `korch.h`."""
 
-from __future__ import annotations
-
 import ctypes
 import weakref
 from collections.abc import Callable, Mapping, Sequence

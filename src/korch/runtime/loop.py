@@ -5,8 +5,6 @@ the loop's inputs and writes slices of its outputs in place. A state has two buf
 iteration. Its first value is read from the loop's input, and its last value is written to the loop's output.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Memory of large outputs, which later runs use again when no array has it any more."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -4,8 +4,6 @@ The pipeline makes a `Report`, which an artifact contains as report.json. The ex
 the comparison of plans and `korch.Executable.report` read its fields.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """What the inputs and outputs of a model with states have, for any numbers of rows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -15,8 +15,6 @@ A list is preceded by its length. With states, the one dimension is the number o
 rows follows it. Functions of C with similar names read what the functions here return.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import struct

@@ -3,8 +3,6 @@
 `korch_plan.c` has the tables' types. Kernels are named by their functions, so linking a plan compiles nothing else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterator, Sequence
 from typing import Any
 

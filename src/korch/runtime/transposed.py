@@ -1,7 +1,5 @@
 """Constants of which one is the transpose of the other: in some layouts both have the same bytes."""
 
-from __future__ import annotations
-
 from korch.candidate.layout import Layout
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.tied import is_transpose

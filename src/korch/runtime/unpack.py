@@ -18,8 +18,6 @@ weights of any artifact.
 The folder is written under a temporary name and then renamed: it exists completely or not at all.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

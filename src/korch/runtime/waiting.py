@@ -4,8 +4,6 @@ The time of a task is its kernel's cost divided over the grid points. A kernel o
 library's) counts as work of all threads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from korch.events.kernels import Use

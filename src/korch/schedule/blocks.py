@@ -1,7 +1,5 @@
 """What schedules of contractions share: axes that are divided into blocks, operands, and the pass over results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 

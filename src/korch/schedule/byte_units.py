@@ -6,8 +6,6 @@ the lines of the image that its windows cover, with the padding around them, and
 copy; or it reads the image itself.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from korch.candidate.candidate import Group

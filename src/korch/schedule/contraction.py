@@ -4,8 +4,6 @@ Each axis of the contraction combines axes of the primitive's tensors. The rows 
 images and output positions; its terms are the window positions (taps) and channels (implicit im2col).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from types import MappingProxyType

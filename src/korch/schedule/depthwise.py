@@ -6,8 +6,6 @@ is computed or rearranged first, and for bytes, a task copies the part of the im
 to a tile, with the padding around it, channels last.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

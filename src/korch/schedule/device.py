@@ -7,8 +7,6 @@ computes one element, or a few side by side, of a short sum. Operations before t
 operands are read, operations after it on the block of sums.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

@@ -7,8 +7,6 @@ of one block.
 Source: Dao et al., "FlashAttention" (2022).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

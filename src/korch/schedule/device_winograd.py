@@ -5,8 +5,6 @@ third transforms the products back. The operations before and after the convolut
 last stage. Between stages, channels are adjacent in memory if they are adjacent in the images; otherwise tiles are.
 """
 
-from __future__ import annotations
-
 import itertools
 
 from korch.candidate.candidate import Group

@@ -4,8 +4,6 @@ A task copies the rows of the image that its windows cover, with the padding aro
 whole groups of terms, perhaps widened to 16 bits. The terms of a window's row are then contiguous.
 """
 
-from __future__ import annotations
-
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes

@@ -5,8 +5,6 @@ existing rows of a block by some columns of the block's matrix; without rows it 
 selected matrices, and each is read once per block. Results are stored in the original order of the rows.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from korch.candidate.candidate import Group

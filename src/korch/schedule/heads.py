@@ -1,7 +1,5 @@
 """Attention -> the axes of its two products: heads that share keys and values are rows of one product."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from korch.candidate.candidate import Group

@@ -6,8 +6,6 @@ strides may be read in memory instead, and the first may be copied by an earlier
 the product are a pass over the block. For bytes, whole groups of four terms are adjacent in memory.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

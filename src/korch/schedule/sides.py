@@ -1,7 +1,5 @@
 """A convolution -> the axes of its images, and the positions of its windows along them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

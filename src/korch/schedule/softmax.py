@@ -6,8 +6,6 @@ part that is -infinity throughout is 0, so that its weights are 0. If weights th
 base of a row that has a NaN is infinity: then all of the row's weights, and all factors, are 0 or NaN.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

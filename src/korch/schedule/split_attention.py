@@ -4,8 +4,6 @@ One tile holds the scores of a block of rows for all keys. Keys and values are s
 weights are split just before the products with the values.
 """
 
-from __future__ import annotations
-
 from korch.primitive.types import DType
 from korch.schedule.attention import AttentionBlocking, AttentionBuilder, Attentions, Packing
 from korch.schedule.blocks import Blocked, arranged, spaced, store

@@ -6,8 +6,6 @@ operand is the one that is split last, or a second operand that is stored in com
 not contiguous in memory is packed first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ An integer of at most 8 bits, minus its zero point, fits in one bfloat16 number,
 only three products. The sums of a block of terms are multiplied by the block's scale.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ split into components. Those of one stay in the cache while blocks of the other 
 contiguous, each with the zeros at its left, so windows at the end of a row continue into the zeros of the next row.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from korch.candidate.candidate import Group

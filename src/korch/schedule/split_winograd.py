@@ -5,8 +5,6 @@ Either a task computes a group of tiles from the image to the results, or all ti
 multiplies the tiles of some points, so that each thread reads only its part of the weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -5,8 +5,6 @@ for all rows, multiplied and added up, and the sums of the block are scaled. For
 some terms of its columns once, into a tile, and multiplies all rows by this tile.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ its rows by a strip of columns, a block of terms at a time: the sums of products
 by the scales of the row's block and of the column's.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from korch.primitive.ops.stored import GROUP, LEAST, MOST

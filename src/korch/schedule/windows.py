@@ -13,8 +13,6 @@ axis of its own, so no element is copied once for each window that contains it. 
   compute between two rows of the result are discarded at the end.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ block of output channels after another, transforms the sums back, and computes t
 convolution. If there are many weights, all tiles are transformed first, and a task computes a block of channels.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

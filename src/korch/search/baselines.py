@@ -3,8 +3,6 @@
 A sum of isolated kernel times can mislead, so complete executables are timed, including these.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace

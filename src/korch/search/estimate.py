@@ -5,8 +5,6 @@ the ratios of measured to predicted times of similar kernels. Estimates prove no
 measured first.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Explains why candidates form no plan: primitives that are in no candidate, and kernels that failed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from korch.candidate.candidate import Candidate

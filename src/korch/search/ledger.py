@@ -11,8 +11,6 @@ that it took.
 The first line records the target and the options of the search.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -10,8 +10,6 @@ The only state of the loop is the set of plans that it has tried. The costs of c
 answers are in the ledger (`price`), and what to measure is computed from both (`propose`).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 

@@ -1,7 +1,5 @@
 """Measures candidates in batches until the deadline; the ledger stores the results."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 

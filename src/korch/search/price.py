@@ -3,8 +3,6 @@
 Pure functions of the ledger's content, except that `estimates_ns` adds new measurements to the ledger's experience.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Pure functions of the ledger: `expected_improvements` uses estimates, `near_optimal` uses bounds.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

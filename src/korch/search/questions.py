@@ -4,8 +4,6 @@ Both depend on the costs that are given. The ledger stores each question with it
 can be replayed.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection
 from dataclasses import replace

@@ -4,8 +4,6 @@ A cached plan is stored as positions in the list of candidates. The cache key is
 the options, so a changed model, rule, provider or option never matches an old entry.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

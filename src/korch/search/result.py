@@ -1,7 +1,5 @@
 """The result of a search: the plan, its certificate, and the rounds that led to it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 

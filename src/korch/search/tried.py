@@ -1,7 +1,5 @@
 """Ranks the plans that a search has tried by their current costs: pure functions of the ledger."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

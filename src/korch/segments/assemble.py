@@ -7,8 +7,6 @@ the model's plan. Solved with their bounds, it gives a lower bound for all plans
 cut and the values between segments are in one of the considered layouts.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass

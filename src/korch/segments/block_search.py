@@ -7,8 +7,6 @@ the possible gain for the model. A model of one segment has one interface, and i
 at once.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import Counter

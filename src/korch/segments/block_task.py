@@ -1,7 +1,5 @@
 """A block of a model -> its candidates, and the interfaces for which it is searched."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 

@@ -11,8 +11,6 @@ makes the same choice in equal parts (a solver need not do this), and the layers
 Time: number of alternatives x the primitives that a switch adds and removes.
 """
 
-from __future__ import annotations
-
 import heapq
 from dataclasses import replace
 

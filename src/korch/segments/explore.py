@@ -7,8 +7,6 @@ expected improvement, for all blocks together in full batches. This is repeated,
 estimates. It proves nothing, but finds a good plan within a small budget.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections import Counter

@@ -5,8 +5,6 @@ would have as separate operators, as in Tensat (Yang et al., MLSys 2021). The or
 choice afterwards.
 """
 
-from __future__ import annotations
-
 from korch.binary_program.problem import Computation, Port, PricedKernel, Problem
 from korch.binary_program.solve import solve
 from korch.errors import InfeasibleError

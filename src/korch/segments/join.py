@@ -4,8 +4,6 @@ A value that one segment writes and another reads becomes one value; so do equal
 found that a segment's output equals its input, the readers of the output read the input instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Records of the search of a model in segments, for the report."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from korch.binary_program.problem import Status

@@ -5,8 +5,6 @@ plans of the chosen interfaces, and chooses again. A small model is one block wi
 plan is the model's plan.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence

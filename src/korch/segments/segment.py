@@ -6,8 +6,6 @@ the model lists them, or in the elements of their weights get the same numbering
 equal is decided by comparison, in `block.py`.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ in no plan. When they exceed a limit, further ones are written to files without 
 the constants do, and are read from there when a plan is built.
 """
 
-from __future__ import annotations
-
 import logging
 import mmap
 import tempfile

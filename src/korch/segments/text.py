@@ -15,8 +15,6 @@ alternatives, or (`like=`) with the number of an earlier segment to which it is 
 on the lines that follow. The text of a model that is one segment is the text of its graph.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

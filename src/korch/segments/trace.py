@@ -6,8 +6,6 @@ of the least bound of their interfaces, or the bound of the last choice, if that
 includes changes of layout.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

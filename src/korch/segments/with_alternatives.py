@@ -11,8 +11,6 @@ New values are numbered in the order in which they can be computed; values that 
 time are ordered by the primitives that compute them. So equal parts of a model get equal numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 

@@ -5,8 +5,6 @@ values, and the launches of all kernels but one. A group is left out if this gai
 of the time for its inputs, outputs and operations, or a small part of the lower bound of the time of the whole model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Values that contractions, reductions or later phases read are tiles; other eleme
 the steps that read them. An operand whose columns are not adjacent is packed into panels first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import assert_never

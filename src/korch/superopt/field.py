@@ -20,8 +20,6 @@ was never written. The real part -inf or inf is the initial value of a maximum o
 Source: Mirage (Wu et al., OSDI 2025), section 5, where p is 227 and q is 113.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 

@@ -5,8 +5,6 @@ at small sizes, with partial blocks, before a program is offered. Results are st
 key, with the counts of what was pruned, so another model with the same group needs no search.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

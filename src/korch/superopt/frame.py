@@ -1,7 +1,5 @@
 """Sizes of tiles -> where the values of a block graph are: loops, tiles, and indices into inputs and the output."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

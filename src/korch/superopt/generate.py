@@ -12,8 +12,6 @@ longer than the best block graph so far (`Rules.margin`).
 Source: Mirage (Wu et al., OSDI 2025), section 4.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping

@@ -6,8 +6,6 @@ others read, which are then computed again.
 A group has at least two products, a product and a reduction, or two reductions; other providers make smaller groups.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from korch.candidate.candidate import Group, make_group

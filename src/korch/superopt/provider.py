@@ -3,8 +3,6 @@
 All groups of a model are searched before providers are asked for offers, unless their results are in the database.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -5,8 +5,6 @@ threads that wait, and bytes that tasks read during the arithmetic. Tiles must f
 were fitted to 60 programs on an AMD EPYC (AVX2, 2 threads).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Set

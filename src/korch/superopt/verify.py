@@ -8,8 +8,6 @@ the program runs in floating point, where signs and magnitudes matter: on small,
 its error must not exceed a tolerance, or a multiple of the error of the graph in its own types.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

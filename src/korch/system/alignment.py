@@ -1,7 +1,5 @@
 """Rounding up of sizes, and memory aligned to vectors and cache lines."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import mmap

@@ -1,7 +1,5 @@
 """Objects -> one archive in the format of `ar`, which the runtime loads and tools such as `objdump` read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 MAGIC = b"!<arch>\n"

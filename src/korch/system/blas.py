@@ -1,7 +1,5 @@
 """The threads of NumPy's library of matrix products."""
 
-from __future__ import annotations
-
 import contextvars
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

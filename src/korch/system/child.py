@@ -5,8 +5,6 @@
 the module path, so that the user's files could hide ours.
 """
 
-from __future__ import annotations
-
 import sys
 
 _COMMAND = """

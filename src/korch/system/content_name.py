@@ -1,7 +1,5 @@
 """Text -> a name derived from a hash of its content."""
 
-from __future__ import annotations
-
 import hashlib
 
 DIGITS = 16

@@ -8,8 +8,6 @@ interrupt others only if its slice is shorter than theirs; otherwise it waits fo
 which takes milliseconds. A short slice does not give a thread a larger share of a core.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

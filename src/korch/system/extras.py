@@ -1,7 +1,5 @@
 """Optional dependencies: the command that installs the packages of an extra of the distribution."""
 
-from __future__ import annotations
-
 import platform
 import re
 import shlex

@@ -3,8 +3,6 @@
 Reading a pipe would block, and a device may have no end.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

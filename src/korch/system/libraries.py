@@ -1,7 +1,5 @@
 """Shared libraries that installed Python packages contain."""
 
-from __future__ import annotations
-
 import importlib.util
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The memory that is left for this process."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 name of the library has a hash of its sources, so a library of other sources is never used.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import os

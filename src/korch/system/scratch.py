@@ -5,8 +5,6 @@ the lock when the process ends. The next process that needs a folder in the same
 that are not locked.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Compile a kernel, run it, and compare it with the reference, for tests of any provider."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator, Sequence
 from typing import Protocol, TypeVar

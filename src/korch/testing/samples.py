@@ -1,7 +1,5 @@
 """Random arrays from a seeded generator for tests and checks: ordinary numbers, and special ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -11,8 +11,6 @@ average. 4·√n·u·scale covers only the average, so that a wrong term is stil
 So a value may differ by `steps·u·|expected| + 4·√n·steps·u·scale`, where steps depends on the family.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

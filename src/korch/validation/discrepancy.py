@@ -7,8 +7,6 @@ database. A difference that remains is reported as a warning. If some kernels of
 the times of the other kernels are compared with their times within complete runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ The process of a search has other threads, a used memory and warm caches. The pr
 artifact, which takes a fraction of a second, and runs it.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

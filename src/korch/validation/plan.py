@@ -1,7 +1,5 @@
 """The records of a validation: plans, their results, and the plan that won."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

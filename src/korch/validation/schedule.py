@@ -1,7 +1,5 @@
 """The winning plan, which joins threads after each kernel -> this plan or the same kernels as tasks, if faster."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import replace

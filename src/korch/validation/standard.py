@@ -1,7 +1,5 @@
 """Inputs on which plans are compared with the model, and the exact results for them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Times complete runs of several plans, interleaved."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

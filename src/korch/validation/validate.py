@@ -4,8 +4,6 @@ The sum of kernel times is only a prediction, so complete plans are timed. Befor
 executable are compared with the reference on random inputs.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Lower bounds of kernels' times on a CUDA device: bytes over bandwidth, operations over peak."""
 
-from __future__ import annotations
-
 from korch.candidate.candidate import Candidate
 from korch.cuda.target import CudaTarget
 

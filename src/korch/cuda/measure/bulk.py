@@ -4,8 +4,6 @@ Records are appended to a file of the form of `korch database`, batch by batch, 
 is ended. A later run skips the jobs that have a record. The file also describes the device, and has its rates.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ The device sleeps until the host has issued everything: the events and all that 
 Python nor the launch of the first graph is inside of the time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The CUDA device of this machine: its properties, and its best rates."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import json

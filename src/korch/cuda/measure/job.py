@@ -4,8 +4,6 @@ The key is a hash of all that a time depends on apart from the device and its so
 is launched. It does not depend on how the kernel was found, so records outlive changes of other code.
 """
 
-from __future__ import annotations
-
 import ast
 import base64
 import hashlib

@@ -9,8 +9,6 @@ It is a zip archive, so that batches can be added:
 Cubins resemble each other, so a batch is compressed as a whole.
 """
 
-from __future__ import annotations
-
 import json
 import lzma
 import zipfile

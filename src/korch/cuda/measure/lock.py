@@ -1,7 +1,5 @@
 """A lock that lets only one process at a time measure kernels on the device."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import tempfile

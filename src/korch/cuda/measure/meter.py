@@ -1,7 +1,5 @@
 """Costs of candidates on a CUDA device, or only their bounds if there is no device."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

@@ -11,8 +11,6 @@ of the time, the jobs of a task share memory, and PyTorch's context manager for 
 memory, is not used.
 """
 
-from __future__ import annotations
-
 import base64
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Chosen kernels in order -> a program: compile, pack constants, plan the arena."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

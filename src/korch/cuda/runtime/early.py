@@ -8,8 +8,6 @@ stream, so memory of the arena may be reused as before.
 Only the launches of `early_launches` begin early. In front of others, the device waits as usual.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -6,8 +6,6 @@ copies the outputs out of their buffers. `bind` returns a run over the caller's 
 A run allocates no memory and does not wait for the device.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

@@ -1,7 +1,5 @@
 """The memory of a program's buffers on a device: addresses for kernels, tensors for calls of PyTorch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An artifact's kernels for the current device: the stored cubins, or cubins compiled again from the sources."""
 
-from __future__ import annotations
-
 from korch.cuda.compile import Cubin, CubinCompiler, CubinFailure
 from korch.cuda.runtime.early import EARLIEST_ARCH, without_early
 from korch.cuda.runtime.record import CudaProgram

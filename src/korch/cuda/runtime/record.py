@@ -13,8 +13,6 @@ The file is a zip archive like all artifacts:
     sources/SYMBOL.onnxtxt the networks of engines, without weights
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Steps -> streams: which kernels may run concurrently, and which steps each of them has to wait for."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Rules for scales and shifts: chains become one scale and one shift, divisions by constants become products."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

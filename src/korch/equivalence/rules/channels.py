@@ -1,7 +1,5 @@
 """Moves a linear map of channels to its cheapest place, such as before an upsampling or into other weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Rules for convolutions: as matrix products, with zero pads, with few output channels, and of strided slices."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

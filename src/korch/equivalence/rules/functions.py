@@ -1,7 +1,5 @@
 """Rules that replace functions by ones with fewer transcendental operations."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Write, Writer, stands

@@ -4,8 +4,6 @@ conv(dequantize(a), dequantize(w)) has float32 products and sums. The 32-bit sum
 one multiplication by both scales follows. So the result is closer to the exact one than a float32 sum.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 

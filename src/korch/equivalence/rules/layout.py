@@ -3,8 +3,6 @@
 Layout primitives compute nothing, so all these rules are exact.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from korch.equivalence.rule import AnyRule, Pair, Rule, RuleRefusal, View, Write, reads

@@ -4,8 +4,6 @@ A linear primitive with constant weights is y[o] = sum over i of W[o,i]*x[i], wh
 channels: the channel axis of a convolution, the last axis of x @ W, the second last axis of W @ x.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ and the move from image to tokens with the product, which can read rows in any o
 A mask of attention is then computed from a few elements, which the softmax reads for all of its rows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Rules that compute large maximum windows from smaller ones, and sums before the linear map that they follow."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

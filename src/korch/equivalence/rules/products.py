@@ -1,7 +1,5 @@
 """Computes chains of matrix products in their cheaper order."""
 
-from __future__ import annotations
-
 import math
 
 from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Write, stands

@@ -5,8 +5,6 @@ A primitive that only moves or compares elements can do the same to the integers
 same grid is unchanged: the relative error of the quotient is at most 2^-22, and integers have at most 16 bits.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

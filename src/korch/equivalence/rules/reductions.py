@@ -1,7 +1,5 @@
 """Rules for reductions: sums of products, and sums beside products, as matrix products."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Moves computed scales of rows or columns from before a matrix product to after it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Rules that merge linear primitives with a shared operand into one, whose result is split."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

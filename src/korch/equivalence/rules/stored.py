@@ -3,8 +3,6 @@
 The time of a product with few rows is the time to read its weights, and bytes are a quarter of the size of float32.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

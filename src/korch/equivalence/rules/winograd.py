@@ -1,7 +1,5 @@
 """Replaces a 3x3 convolution by a Winograd convolution, which takes a fraction of the multiplications."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

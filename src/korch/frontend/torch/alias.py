@@ -4,8 +4,6 @@ An input, or a view of one, shares its memory with it. Results that share memory
 computed. A number is computed from sizes and other numbers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import pairwise

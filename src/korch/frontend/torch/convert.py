@@ -5,8 +5,6 @@ tensors below `SMALL_BYTES`, which are stored in the model. Transposed weights a
 all weights they are copied once, when the executable packs them for its kernels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy

@@ -3,8 +3,6 @@
 Each function has the signature of its operator.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -5,8 +5,6 @@ which tensor this belongs. Here such contents become the last results, and the b
 inputs, so that the program is a function. Who calls it writes the contents back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise

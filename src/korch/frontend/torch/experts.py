@@ -5,8 +5,6 @@ by a batch of products by gathered weights. All compute the same. The batch uses
 does not copy the gathered weights (`korch.fission.gathered`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

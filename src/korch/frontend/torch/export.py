@@ -6,8 +6,6 @@ would not compute the same is refused: in training mode, or with random numbers.
 buffers that it writes to are further results (`korch.frontend.torch.effects`).
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import sys

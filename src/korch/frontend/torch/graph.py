@@ -1,7 +1,5 @@
 """Exports a graph of torch.compile as ONNX, for the sizes of a call or for all sizes of its symbolic dimensions."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import reduce

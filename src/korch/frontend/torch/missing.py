@@ -1,7 +1,5 @@
 """Computes operators that PyTorch's ONNX exporter has no translation of by other operators of PyTorch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -4,8 +4,6 @@ The exporter does not support scales that are computed at run time, and ignores 
 be narrower than the range of the integer type.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ largest and the least index, negative numbers and zeros. Inputs that the module 
 operators of other packages gets the example inputs only: such operators may read anywhere for an index that is wrong.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

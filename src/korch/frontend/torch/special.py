@@ -5,8 +5,6 @@ expansions of the gamma function's logarithm and its derivative) and 7.9 (contin
 function); Giles, Approximating the erfinv function, 2010.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ The two differ if the axes of the tensor lie in another order in memory. The str
 eager mode. Each function has the signature of its operator.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Sorts that need not be stable, largest elements and medians have values that are
 place of any of equal elements, which depends on the CPU; what is exported takes the first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Turns an error of PyTorch's exporter into one clear error that names the operator and the module."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

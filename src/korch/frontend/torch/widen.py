@@ -5,8 +5,6 @@ operands are converted to wider types, and their results back. Integers of 8 and
 any number but 0 is true.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import onnx

@@ -1,7 +1,5 @@
 """Computes convolutions and pools that PyTorch's ONNX exporter translates wrongly or ONNX lacks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

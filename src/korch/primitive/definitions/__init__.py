@@ -1,7 +1,5 @@
 """Operators computed with NumPy by their definitions, in any type that their inputs have."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 

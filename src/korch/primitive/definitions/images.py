@@ -1,7 +1,5 @@
 """Pools, resizes and transposed convolutions, in float64."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """What the definitions of operators read: the inputs and the attributes of a node."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

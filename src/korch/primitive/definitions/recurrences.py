@@ -1,7 +1,5 @@
 """Recurrent operators, step by step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

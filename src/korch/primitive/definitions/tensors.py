@@ -1,7 +1,5 @@
 """Operators that choose, order, accumulate or normalize elements."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

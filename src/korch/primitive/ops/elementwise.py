@@ -3,8 +3,6 @@
 Each has the meaning of the ONNX operator of the same name: max and min propagate NaN.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The product of each row by a matrix that an index chooses for it, as in a mixture of experts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

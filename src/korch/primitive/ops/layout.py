@@ -1,7 +1,5 @@
 """Layout operations: O[x] = I[L(x)]; elements move, nothing is computed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

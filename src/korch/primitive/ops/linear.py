@@ -3,8 +3,6 @@
 Convolutions and matrix products of signed or unsigned bytes have exact 32-bit sums.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

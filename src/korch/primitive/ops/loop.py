@@ -6,8 +6,6 @@ along the first axis. A loop with several outputs becomes several primitives tha
 iterations are counted at run time, their number is a last input; the first slices are then read and written.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

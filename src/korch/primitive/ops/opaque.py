@@ -4,8 +4,6 @@ An operator with several outputs becomes several opaque primitives that differ o
 provider may run all of them in one kernel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Reductions along axes and over windows, and broadcasting."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

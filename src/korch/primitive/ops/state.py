@@ -1,7 +1,5 @@
 """Rows that replace those of another value at given positions, such as a step's keys in a cache of keys."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The matrix product by weights that are stored as integers of few bits, with one scale per block of terms."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

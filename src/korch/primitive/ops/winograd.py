@@ -6,8 +6,6 @@ over the channels, and transformed back into m x m outputs: Winograd's minimal f
 Images of bytes have 16-bit weights and 32-bit sums, without any rounding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

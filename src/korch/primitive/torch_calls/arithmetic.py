@@ -1,7 +1,5 @@
 """Arithmetic operators that no primitive covers."""
 
-from __future__ import annotations
-
 from korch.primitive.torch_calls.node import WIDE_UNSIGNED, Node, Row, dtype_text
 
 

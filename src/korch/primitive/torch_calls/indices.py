@@ -1,7 +1,5 @@
 """Gather and scatter operators: their indices are computed at run time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 Fission splits the other operators on quantized integers, and this one too if its scales are float32.
 """
 
-from __future__ import annotations
-
 from korch.primitive.torch_calls.node import Node, Row, dtype_text
 from korch.primitive.types import DType
 

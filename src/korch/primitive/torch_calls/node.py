@@ -1,7 +1,5 @@
 """The form of an ONNX operator that the rows of the table take, and helpers that the rows share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

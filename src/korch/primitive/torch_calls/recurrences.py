@@ -1,7 +1,5 @@
 """LSTM, GRU and RNN. PyTorch orders the gates differently from ONNX, and lacks ONNX's default form of GRU."""
 
-from __future__ import annotations
-
 from korch.primitive.torch_calls.node import Node, Row
 
 _ORDER = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}

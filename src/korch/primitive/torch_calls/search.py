@@ -1,7 +1,5 @@
 """Searches and sorts, and maxima and minima of types that no primitive reduces."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from korch.primitive.torch_calls.node import Node, Row, ordered

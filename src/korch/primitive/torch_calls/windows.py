@@ -1,7 +1,5 @@
 """Operators on windows and on images."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from korch.primitive.torch_calls.node import Node, Row

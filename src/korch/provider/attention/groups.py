@@ -5,8 +5,6 @@ extended backwards by the softmax, by the elementwise steps before it (a scale, 
 around the first product.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Recognizes a group that computes softmax(f(q k)) v: two products with a softmax between them."""
 
-from __future__ import annotations
-
 from korch.candidate.candidate import Group, Refusal
 from korch.primitive.op import Category
 from korch.provider.attention.groups import find_softmax

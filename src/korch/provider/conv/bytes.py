@@ -6,8 +6,6 @@ all rows are copied. Weights are packed when the kernel is built.
 In a depthwise convolution, the lanes of a vector are channels (`schedule/depthwise.py`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

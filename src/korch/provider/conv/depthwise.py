@@ -1,7 +1,5 @@
 """Chooses the blocking of the tile programs of float depthwise convolutions on vector units."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

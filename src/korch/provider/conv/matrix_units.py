@@ -5,8 +5,6 @@ cache while the rows of the image are streamed; or rows are kept while a thread'
 The cost model assumes that splitting numbers is free while it overlaps with products; the rest is counted.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Chooses how many lines of an image a task computes, so that they fit into a cache and all threads have equal work."""
 
-from __future__ import annotations
-
 import math
 
 from korch.schedule.blocks import evenly

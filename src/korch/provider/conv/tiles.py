@@ -1,7 +1,5 @@
 """Estimated times of register tiles of pixels and vectors of channels, in vector multiplications."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

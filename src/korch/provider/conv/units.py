@@ -1,7 +1,5 @@
 """Chooses the blocking of the tile programs of byte convolutions on matrix units."""
 
-from __future__ import annotations
-
 import math
 
 from korch.candidate.candidate import Group

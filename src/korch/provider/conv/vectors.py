@@ -1,7 +1,5 @@
 """Convolutions on vector units: the layouts and the blockings of their tile programs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Offers and kernels for a product in which an index selects the matrix for each row (`matmul_gathered`)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from korch.candidate.candidate import Group, Offer, Refusal

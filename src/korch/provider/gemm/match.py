@@ -1,7 +1,5 @@
 """Recognizes a group that consists of one matrix product, and finds the inputs that are its operands."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from korch.candidate.candidate import Group, Refusal

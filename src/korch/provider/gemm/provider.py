@@ -3,8 +3,6 @@
 Constant right operands are packed at build time; all other operands are read in place.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Offers and kernels for a product by weights that are stored as integers of few bits (`matmul_stored`)."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 

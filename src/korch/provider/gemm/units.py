@@ -1,7 +1,5 @@
 """Chooses the blocking of the tile programs of matrix products on matrix units."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

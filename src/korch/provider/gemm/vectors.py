@@ -1,7 +1,5 @@
 """Chooses the blocking of the tile programs of matrix products on vector units."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from korch.candidate.candidate import Group

@@ -1,7 +1,5 @@
 """Attention as one Triton kernel: chooses the blocks for the programs of `korch.schedule.device_attention`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Sums that are computed without matrix units: of few rows or columns, or short ones as in depthwise convolutions."""
 
-from __future__ import annotations
-
 import re
 
 from korch.candidate.candidate import Group, Offer

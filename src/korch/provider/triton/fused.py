@@ -1,7 +1,5 @@
 """Fused elementwise, layout and reduction primitives as Triton kernels, printed from the tile program."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from korch.candidate.candidate import Group, Offer, Refusal

@@ -4,8 +4,6 @@ The transformed tensors are float32. They pass between launches through the leve
 are larger. Operands are never rounded to TF32: the transforms would amplify such errors about ten times.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from korch.candidate.candidate import Group, Offer, Refusal

@@ -5,8 +5,6 @@ are divided among the threads. The unit of cost is the time of a step: the produ
 image and 32 of the result, at one point.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

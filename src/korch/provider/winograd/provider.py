@@ -1,7 +1,5 @@
 """The provider of generated Winograd convolutions, on vector units and on matrix units."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal

@@ -1,7 +1,5 @@
 """Chooses the blocking of a Winograd convolution on vector units from the sizes of caches and registers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from korch.provider.cache_room import cache_room

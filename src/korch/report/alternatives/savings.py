@@ -5,8 +5,6 @@ rule. Candidates that were not measured might give a better plan without the rul
 bound. Savings of several rules do not add up: if two rules have the same effect, neither alone saves anything.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Mapping, Sequence

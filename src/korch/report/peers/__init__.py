@@ -4,8 +4,6 @@
 of `Peer`. "eager:package.module:OBJECT" and "inductor:..." run a PyTorch module.
 """
 
-from __future__ import annotations
-
 from difflib import get_close_matches
 
 from korch.errors import OptionError

@@ -1,7 +1,5 @@
 """Arrays <-> an .npz file. bfloat16 elements, which the format does not support, are stored as 16-bit integers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

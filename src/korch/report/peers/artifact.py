@@ -3,8 +3,6 @@
 If the artifact has states, a session has those of the inputs, and a run is one step, which the next run forgets.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ within a run and for some time after it. This is the default and the fastest set
 not be woken for the next run. Before another engine is timed, the comparison waits until they sleep.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

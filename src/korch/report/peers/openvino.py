@@ -6,8 +6,6 @@ bfloat16, and the engines would not do the same computation.
 Source: OpenVINO documentation, "CPU Device" and "High-level Performance Hints".
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ engine only when it is asked to prepare a model, and says how to install the eng
 Peers run in worker processes (`process.py`), never in the process that compares them.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping

@@ -11,8 +11,6 @@ outlives the process that started it. While it waits for input, it uses no proce
 An error of the engine is answered as {"error": {"kind", "what", "where", "expected", "hint"}}.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """The axes of a contraction with their steps in memory, and merging of axes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ A window that extends beyond the border of an image accumulates the identity the
 skip these points. Then the guards need not be tested at each point.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 

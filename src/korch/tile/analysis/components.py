@@ -5,8 +5,6 @@ instead the second operand is given in components, which are prefetched while pr
 is split completely beforehand.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 

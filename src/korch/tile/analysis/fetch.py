@@ -4,8 +4,6 @@ The hardware prefetches a few lines ahead of a read, and none beyond a page, whi
 reads one stream from memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Set
 
 from korch.tile.ir.program import Load, Pass

@@ -1,7 +1,5 @@
 """The memory positions of elements of matrices in panels, for printed contractions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from korch.tile.ir.index import Expr, Ranges, add, bounds, constant, quotient, remainder, scale, substitute, var

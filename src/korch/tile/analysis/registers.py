@@ -1,7 +1,5 @@
 """The default register blockings of contractions, and their sizes on matrix units."""
 
-from __future__ import annotations
-
 from korch.system.alignment import ceil_div
 from korch.tile.ir.program import Registers
 

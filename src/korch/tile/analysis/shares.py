@@ -5,8 +5,6 @@ begin and end inside a task: any run of coordinates is computed as the first tas
 buffers that it indexes advanced to the first coordinate.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace

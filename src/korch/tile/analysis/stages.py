@@ -1,7 +1,5 @@
 """What printers need to know about the stages of a program: barriers, large buffers, and where tiles are in memory."""
 
-from __future__ import annotations
-
 import itertools
 
 from korch.system.alignment import round_up

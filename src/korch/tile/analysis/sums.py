@@ -4,8 +4,6 @@ If a pass of zeros precedes a contraction and a pass over the same elements foll
 begin as zeros, and the operations of the pass take them from registers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

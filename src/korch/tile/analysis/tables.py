@@ -1,7 +1,5 @@
 """Finds values of a pass that depend on four bits of a loaded byte only; a table lookup replaces their computation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The rows of windows that a contraction reads in place: their steps, and which of them are inside an image."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The accesses of a stage: which elements its tasks read and write."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 `superopt/field.py` and `tests/support/tile_field.py` add finite fields.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ tested with the interpreter in `korch.tile.check.reference`. A program with para
 property for all values of its parameters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from korch.errors import InvalidGraphError

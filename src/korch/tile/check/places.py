@@ -6,8 +6,6 @@ most a few million points. Enumeration can refute a property, and proves it if n
 property that is neither proved nor refuted is undecided and is returned as a line of text.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set

@@ -6,8 +6,6 @@ another. A tile is an array with one row per task. It holds unknown numbers befo
 unless a loop carries it, at the start of each iteration.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import assert_never
 

@@ -1,7 +1,5 @@
 """Replaces the parameters of a tile program by numbers, which gives a tile program of known sizes."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 

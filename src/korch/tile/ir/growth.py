@@ -6,8 +6,6 @@ the number of operations doubles with every step. Pads also become guards, and l
 the result of a guard changes.
 """
 
-from __future__ import annotations
-
 from korch.errors import InvalidGraphError
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Category

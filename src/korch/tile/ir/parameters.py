@@ -1,7 +1,5 @@
 """Loops over extents of which only the first elements are needed -> loops that end at parameters of the program."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What the operations of a pass refer to: visits and changes their indices and guards."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Ordering steps: sort rows by a group number that is known at run time, or select the top elements of each row."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tile programs <-> JSON. An object is a list of its class's name and its fields; a tuple begins with an empty name."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from enum import Enum

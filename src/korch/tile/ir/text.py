@@ -22,8 +22,6 @@ skipped. A contraction may state how many rows and vectors of columns it holds i
 operands it prefetches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import assert_never
 

@@ -1,7 +1,5 @@
 """Prints elementwise operations; 16-bit floats are computed as float32, truth values are bits."""
 
-from __future__ import annotations
-
 import struct
 
 from korch.primitive.types import DType

@@ -1,7 +1,5 @@
 """Prints a block of a contraction: multiply-adds of rows and vectors of columns whose sums stay in registers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

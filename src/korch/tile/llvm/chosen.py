@@ -1,7 +1,5 @@
 """Prints loops that run only the iteration that an element of a buffer chooses."""
 
-from __future__ import annotations
-
 from korch.primitive.types import DType
 from korch.tile.ir.program import At, refused
 from korch.tile.llvm.arithmetic import is_signed

@@ -13,8 +13,6 @@ have no components: the sums are then not finite, and vector units compute them 
 allow the use of matrix units.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ Each lane multiplies two terms and adds the products to its sum. The operand tha
 while products are computed (`korch.tile.analysis.components`); other operands are split before that.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

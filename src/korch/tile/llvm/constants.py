@@ -1,7 +1,5 @@
 """Constants as a module of LLVM IR: what fixed, compiled code reads at run time."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from korch.tile.llvm.isa import ISAS

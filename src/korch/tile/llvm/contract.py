@@ -3,8 +3,6 @@
 The pass of zeros before a contraction and the pass that takes its sums are part of the blocks.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ An operation without effects is printed where all its operands are known, which 
 printed, and at most once there. Loop-invariant code and common subexpressions therefore need no passes.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Callable, Iterator, Sequence

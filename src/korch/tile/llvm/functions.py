@@ -4,8 +4,6 @@ NaN propagates; infinities give the limits. Vectors of 16 numbers with AVX-512 h
 (`korch.tile.llvm.tables`). `ERRORS` states the largest errors.
 """
 
-from __future__ import annotations
-
 import math
 
 from korch.tile.llvm.emit import Emit, SsaValue, constant

@@ -1,7 +1,5 @@
 """Prints index expressions, conditions and addresses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from typing import assert_never

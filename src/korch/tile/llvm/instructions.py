@@ -1,7 +1,5 @@
 """The instructions that multiply and add, each declared with the contraction that it implements."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

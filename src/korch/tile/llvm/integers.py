@@ -4,8 +4,6 @@ Each lane multiplies four adjacent bytes, or two adjacent numbers of 16 bits, an
 beyond the last one are 0 in the panels of the second operand.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What the printer and LLVM must know about an instruction set."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 _AVX2 = ("avx2", "fma", "f16c", "bmi", "bmi2", "prfchw")

@@ -1,7 +1,5 @@
 """Prints loads and stores of elements, vectors and transposed squares of a buffer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Prints the loop nest of a pass of a tile program."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

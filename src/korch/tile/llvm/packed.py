@@ -3,8 +3,6 @@
 The numbers of a byte are shifted and masked in registers, once for all rows of a block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Prints how parameters follow from the sizes, and the table of the rows that a size needs."""
 
-from __future__ import annotations
-
 from functools import reduce
 
 from korch.ranges.live import Count

@@ -1,7 +1,5 @@
 """Prints the operations of a pass at one point, or at a vector of points along an axis."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import assert_never

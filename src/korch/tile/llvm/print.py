@@ -5,8 +5,6 @@ tasks. Each thread calls the kernel's function `NAME_team`, which calls the stag
 chosen tasks of a stage through `NAME_task`. `korch_region` runs a team's function in a new parallel region.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Mapping, Sequence

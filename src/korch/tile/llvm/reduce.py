@@ -1,7 +1,5 @@
 """Prints the accumulators and loops of the reductions of a pass."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

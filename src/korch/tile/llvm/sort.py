@@ -1,7 +1,5 @@
 """Prints ordering steps: sorting rows by group into blocks, and selecting the first elements of a sorted row."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

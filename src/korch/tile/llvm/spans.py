@@ -1,7 +1,5 @@
 """Prints loops along the vector axis of a pass: whole vectors, then the remaining elements."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

@@ -6,8 +6,6 @@ which have the terms in pairs: adjacent ones, or terms i and i + 16 of the step 
 kernel. Terms beyond the last one are 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Prints what takes the sums of a contraction, a vector at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

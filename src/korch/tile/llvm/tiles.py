@@ -8,8 +8,6 @@ While the matrix units multiply, the vector units finish the sums of the two til
 The system must allow a process to use the units; else the vector units multiply the same operands.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ up. A quotient is computed by an approximate inverse (14 bits) and a Newton step
 as 20 other instructions.
 """
 
-from __future__ import annotations
-
 from korch.tile.llvm.emit import SsaValue, array
 from korch.tile.llvm.functions import LN2_HIGH, LN2_LOW, LOG2_E, Functions
 from korch.tile.llvm.tables import BASE, ERF, INVERSES, LOGS, LOGS_REST, ROOTS, ROOTS_WITHOUT, TANH, TANH_CENTERS

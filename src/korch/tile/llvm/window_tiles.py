@@ -6,8 +6,6 @@ are discarded. Either strips of columns are kept in the cache while rows are str
 time; or all rows are kept while strips are streamed, some steps at a time.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from functools import partial

@@ -4,8 +4,6 @@ Elements outside of the image count as zero. Which columns of a window are outsi
 an end of a row; the tiles between these are one loop. Rows of a window outside of the image are skipped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The buffers of a group's inputs and outputs, and the memory addresses of a program's buffers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

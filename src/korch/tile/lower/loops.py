@@ -1,7 +1,5 @@
 """Arranges the loops of a pass: merges loops, chooses the vector axis and the loop order, and cuts the grid."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

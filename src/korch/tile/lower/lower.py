@@ -6,8 +6,6 @@ in stages, so that a softmax or a normalization is one stage whose tasks run sev
 that stays in cache. This module assigns memory to the members and passes to the stages.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import reduce

@@ -5,8 +5,6 @@ one vector axis. If the pass is cut where the operand changes, the parts need no
 own loop order, vector axis and squares.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence

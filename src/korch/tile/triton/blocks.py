@@ -5,8 +5,6 @@ powers of two. Elements beyond the end of an axis are masked in loads, stores an
 variable: no memory is used between steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import assert_never

@@ -1,7 +1,5 @@
 """The results of printing Triton: launches, and the scratch memory and tables that they share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from korch.primitive.types import DType

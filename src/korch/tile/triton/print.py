@@ -10,8 +10,6 @@ which reads and writes are contiguous. In a stage with contractions or loops, a 
 (`korch.tile.triton.blocks`).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

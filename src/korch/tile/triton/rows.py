@@ -1,7 +1,5 @@
 """Prints a stage with reductions as launches on tiles whose rows are tasks and whose columns are points of a pass."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -5,8 +5,6 @@ tile program is represented by a *coordinate*: a scalar, a column vector [rows, 
 [1, columns]. A value computed from coordinates has the union of their axes, by broadcasting.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
