@@ -23,7 +23,7 @@ from korch.records import read_record
 
 FOLDER = Path(__file__).parent
 
-FAMILIES = dict.fromkeys(("avx512_bf16", "avx512_vnni", "avx512"), "avx512")
+FAMILIES = dict.fromkeys(("avx512_bf16", "avx512_vnni", "avx512"), "avx512") | {"avx2": "avx2"}
 """The file for each instruction set that has one."""
 
 LN_2 = math.log(2)
