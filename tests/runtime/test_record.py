@@ -1,13 +1,18 @@
+from __future__ import annotations
+
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 
 from korch.errors import ArtifactError, ModelError
 from korch.options import Options
-from korch.records import plain
+from korch.records import from_json, plain, read_record, to_json
 from korch.runtime.build import model_record
 from korch.runtime.record import ModelRecord, PlanRecord, TensorRecord
 from tests.runtime import runtime_plans as plans
@@ -48,6 +53,44 @@ def test_data_becomes_json(data, expected):
     json.dumps(plain(data), allow_nan=False)
 
 
+def with_offset(step, offset):
+    return step | {"outputs": [step["outputs"][0] | {"offset": offset}]}
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A record with fields of its own type, and of each other type that fields may have."""
+
+    colors: Mapping[str, Color]
+    kind: Literal["a", "b"] = "a"
+    weight: float | None = None
+    branches: tuple[Tree, ...] = ()
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [Tree({}), Tree({"x": Color.RED}, "b", 1.5), Tree({}, branches=(Tree({}, weight=float("inf")), Tree({}, "b")))],
+)
+def test_a_record_with_fields_of_its_own_type_is_read_as_it_was_written(tree):
+    assert from_json(Tree, to_json(tree), "tree.json") == tree
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ({"colors": {"x": "blue"}}, "tree.colors.x is 'blue'; expected Color"),
+        ({"colors": {"x": ["red"]}}, "tree.colors.x is ['red']; expected Color"),
+        ({"colors": {}, "kind": "c"}, "tree.kind is 'c'; expected ('a', 'b')"),
+        ({"colors": {}, "branches": [{"colors": 1}]}, "tree.branches[0].colors is 1; expected Mapping"),
+        ({"colors": {}, "weight": "1"}, "tree.weight is '1'; expected float"),
+    ],
+)
+def test_what_is_wrong_in_a_record_is_named(data, text):
+    with pytest.raises(ValueError) as caught:
+        read_record(Tree, data, "tree")
+    assert str(caught.value) == text
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -61,6 +104,10 @@ def test_data_becomes_json(data, expected):
         (
             lambda plan: plan | {"steps": [*plan["steps"][:1], {}]},
             "plan.steps[1] does not have the field bound_ns, candidate",
+        ),
+        (
+            lambda plan: plan | {"steps": [with_offset(plan["steps"][0], "4")]},
+            "plan.steps[0].outputs[0].offset is '4'; expected int",
         ),
     ],
 )

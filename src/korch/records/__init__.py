@@ -7,9 +7,9 @@ objects with unknown fields or with values of other types. Only fields with a de
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -33,7 +33,15 @@ def from_json(kind: type[T], text: str | bytes, where: str) -> T:
     Raises:
         ArtifactError: the text is not such a record.
     """
-    data = read_object(text, where)
+    return record_of(kind, read_object(text, where), where)
+
+
+def record_of(kind: type[T], data: object, where: str) -> T:
+    """Return the record of a class from its JSON object in the file `where`.
+
+    Raises:
+        ArtifactError: the object is not such a record.
+    """
     try:
         return read_record(kind, data, where.partition(".")[0])
     except (ValueError, TypeError) as error:
@@ -84,53 +92,115 @@ def plain(data: Any) -> Any:
             raise TypeError(f"a {type(data).__name__} can't be written as JSON")
 
 
-@cache
-def _fields(kind: type[Any]) -> tuple[dict[str, Any], set[str]]:
-    """Return the types of a record's fields, and the names of those without a default."""
-    hints = get_type_hints(kind)
-    missing = dataclasses.MISSING
-    fields = dataclasses.fields(kind)
-    needed = {f.name for f in fields if f.default is missing and f.default_factory is missing}
-    return {field.name: hints[field.name] for field in fields}, needed
-
-
 def read_record(kind: type[T], data: object, where: str) -> T:
     """Return the record of a class from its JSON object, as `plain` makes it.
 
     Raises:
         ValueError: the data has other fields, or a value has another type.
     """
-    found: T = _read(kind, data, where)
+    try:
+        found: T = _reader(kind)(data)  # type: ignore[arg-type]
+    except _OtherError as error:
+        raise ValueError(f"{where}{''.join(reversed(error.path))} {error.what}") from error
     return found
 
 
-def _read(kind: Any, data: Any, where: str) -> Any:
-    """Return a value of type `kind` from its JSON form, as `plain` makes it."""
+class _OtherError(Exception):
+    """A value is not of its type; `path` says where it is, from the inside to the outside."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what, self.path = what, list[str]()
+
+
+Reader = Callable[[Any], Any]
+"""Returns the value of one type from its JSON form, or raises `_OtherError`."""
+
+
+@cache
+def _reader(kind: Any) -> Reader:
+    """Return the reader of a type: an artifact has tens of thousands of values, but few types."""
     origin, arguments = get_origin(kind), get_args(kind)
     if dataclasses.is_dataclass(kind):
-        hints, needed = _fields(kind)  # type: ignore[arg-type]
-        if not isinstance(data, dict):
-            raise ValueError(f"{where} is {data!r}; expected an object")
-        if wrong := needed - data.keys() or data.keys() - hints.keys():
-            text = "has the unknown field" if wrong <= data.keys() else "does not have the field"
-            raise ValueError(f"{where} {text} {', '.join(sorted(wrong))}")
-        return kind(**{name: _read(hints[name], data[name], f"{where}.{name}") for name in data})  # type: ignore[operator]
+        return partial(_read_fields, kind)
     if origin is UnionType:
-        kinds = [argument for argument in arguments if argument is not NoneType]
-        return None if data is None else _read(kinds[0], data, where)
-    if origin is tuple:
-        if not isinstance(data, list):
-            raise ValueError(f"{where} is no list")
-        return tuple(_read(arguments[0], x, f"{where}[{i}]") for i, x in enumerate(data))
-    if origin in (dict, Mapping) and isinstance(data, dict):
-        return {key: _read(arguments[1], value, f"{where}.{key}") for key, value in data.items()}
-    if origin is Literal and data in arguments:
-        return data
-    if isinstance(kind, type) and issubclass(kind, Enum) and data in [member.value for member in kind]:
-        return kind(data)
-    expected = Mapping if origin is Mapping else origin or kind
-    if expected is float and (type(data) is int or data in ("inf", "-inf", "nan")):
+        read = _reader(next(argument for argument in arguments if argument is not NoneType))
+        return lambda data: None if data is None else read(data)
+    if origin in (tuple, Sequence):
+        return partial(_read_list, _reader(arguments[0]))
+    if origin in (dict, Mapping):
+        return partial(_read_mapping, _reader(arguments[1]), origin.__name__)
+    if kind is Any:
+        return lambda data: data
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return partial(_read_choice, {member.value: member for member in kind}, kind.__name__)
+    if origin is Literal:
+        return partial(_read_choice, {choice: choice for choice in arguments}, str(arguments))
+    return partial(_read_scalar, kind)
+
+
+@cache
+def _fields(kind: Any) -> tuple[dict[str, tuple[Any, Reader]], set[str]]:
+    """Return the types of a record's fields and their readers, and the names of those without a default."""
+    hints, missing = get_type_hints(kind), dataclasses.MISSING
+    fields = dataclasses.fields(kind)
+    needed = {f.name for f in fields if f.default is missing and f.default_factory is missing}
+    return {f.name: (hints[f.name], _reader(hints[f.name])) for f in fields}, needed
+
+
+def _read_fields(kind: Any, data: Any) -> Any:
+    readers, needed = _fields(kind)  # not before: records may have fields of their own type
+    if type(data) is not dict:
+        raise _OtherError(f"is {data!r}; expected an object")
+    if wrong := needed - data.keys() or data.keys() - readers.keys():
+        text = "has the unknown field" if wrong <= data.keys() else "does not have the field"
+        raise _OtherError(f"{text} {', '.join(sorted(wrong))}")
+    found = {}
+    for name, value in data.items():
+        hint, read = readers[name]
+        try:
+            found[name] = value if type(value) is hint else read(value)  # most values are numbers and texts
+        except _OtherError as error:
+            error.path.append(f".{name}")
+            raise
+    return kind(**found)
+
+
+def _read_list(read: Reader, data: Any) -> tuple[Any, ...]:
+    if type(data) is not list:
+        raise _OtherError("is no list")
+    found: list[Any] = []
+    try:
+        for value in data:
+            found.append(read(value))  # its length says where an error is
+    except _OtherError as error:
+        error.path.append(f"[{len(found)}]")
+        raise
+    return tuple(found)
+
+
+def _read_mapping(read: Reader, name: str, data: Any) -> dict[str, Any]:
+    if type(data) is not dict:
+        raise _OtherError(f"is {data!r}; expected {name}")
+    found = {}
+    for key, value in data.items():
+        try:
+            found[key] = read(value)
+        except _OtherError as error:
+            error.path.append(f".{key}")
+            raise
+    return found
+
+
+def _read_choice(choices: Mapping[Any, Any], expected: str, data: Any) -> Any:
+    if isinstance(data, list | dict) or data not in choices:
+        raise _OtherError(f"is {data!r}; expected {expected}")
+    return choices[data]
+
+
+def _read_scalar(kind: type, data: Any) -> Any:
+    if kind is float and (type(data) is int or data in ("inf", "-inf", "nan")):
         return float(data)
-    if kind is not Any and type(data) is not expected:
-        raise ValueError(f"{where} is {data!r}; expected {getattr(expected, '__name__', arguments)}")
+    if type(data) is not kind:
+        raise _OtherError(f"is {data!r}; expected {kind.__name__}")
     return data
