@@ -27,7 +27,7 @@ from korch.runtime.report import Report
 from korch.tile.llvm.isa import ISAS
 from tests.runtime import runtime_plans as plans
 
-MEMBERS = ("kernels-generic.a", "plan.json", "report.json", "weights.safetensors", "sources/plans.ll")
+MEMBERS = ("kernels-generic.a", "plan.json", "steps.json", "report.json", "weights.safetensors", "sources/plans.ll")
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,7 @@ def test_a_member_that_was_added_or_left_out_is_refused(path, content):
     assert message(path) == text + "Build the artifact again"
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "plan.json", "report.json"])
+@pytest.mark.parametrize("name", ["weights.safetensors", "plan.json", "steps.json", "report.json"])
 def test_an_artifact_without_a_member_that_it_needs_is_refused(name, path):
     kind = "xxh3" if name == "weights.safetensors" else "sha256"
     edit_manifest(path, lambda manifest: manifest[kind].pop(name))
@@ -225,7 +225,7 @@ def test_a_compressed_artifact_is_refused(path):
 
 def test_another_schema_is_refused(path):
     edit_manifest(path, lambda manifest: manifest.update(schema=1))
-    assert message(path) == ("its schema has version 1; expected version 9. Build it again with this version of Korch")
+    assert message(path) == ("its schema has version 1; expected version 10. Build it again with this version of Korch")
 
 
 @pytest.mark.parametrize(("kind", "schema"), [("korch-shaped", 5), ("korch-stateful", 5), ("korch-hosted", 4)])
@@ -434,6 +434,38 @@ def test_the_report_of_another_version_is_refused(path):
     text = message(path)
     assert text.startswith("report.json: it can't be read: report has the unknown field other")
     assert text.endswith(". Build the artifact again")
+
+
+def test_steps_are_read_when_they_are_needed(path):
+    forge(path, "steps.json", b"{")
+    executable = Executable.load(path)
+    (found,) = executable(np.ones((1, 5, 2, 2), np.float32))
+    assert np.isfinite(found).all()
+    assert executable.plan.kernel_count == len(executable.plan.steps) == 2
+    with pytest.raises(ArtifactError, match=r"steps\.json: it can't be read: "):
+        _ = executable.plan.steps[0]
+
+
+@pytest.mark.parametrize("change", [lambda steps: steps[:1], lambda steps: steps[::-1]])
+def test_steps_of_other_kernels_are_refused(change, path):
+    with zipfile.ZipFile(path) as archive:
+        steps = json.loads(archive.read("steps.json"))["steps"]
+    forge(path, "steps.json", json.dumps({"steps": change(steps)}).encode())
+    with pytest.raises(ArtifactError, match=r"steps\.json: it has other kernels than plan\.json"):
+        _ = Executable.load(path).plan.steps[0]
+
+
+def test_a_plan_with_other_kernels_is_refused(path):
+    with zipfile.ZipFile(path) as archive:
+        plan = json.loads(archive.read("plan.json"))
+    assert plan["steps"] == ["k_mul", "k_add"]
+    for steps, text in (
+        (["k_mul"], "its kernels are not those that its plan describes"),
+        (None, "plan.json: it can't be read: plan.steps is no list. Build the artifact again"),
+        (["k_mul", 1], "plan.json: it can't be read: plan.steps[1] is 1; expected str. Build the artifact again"),
+    ):
+        forge(path, "plan.json", json.dumps(plan | {"steps": steps}).encode())
+        assert message(path) == text
 
 
 def test_a_forged_plan_with_types_that_there_are_not_is_refused(path):

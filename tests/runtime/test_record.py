@@ -28,6 +28,10 @@ def test_a_plan_is_read_as_it_was_written(make, make_artifact):
     assert PlanRecord.from_json(plan.to_json()) == plan
     assert plan.options["cache_folder"] == "/cache"
     assert plan.target["isa"] == "generic"
+    stored = PlanRecord.from_members(*plan.members().values())
+    assert stored == plan
+    assert stored.to_json() == plan.to_json()
+    assert stored.symbols == plan.symbols
 
 
 def test_equal_plans_have_equal_artifacts(make_artifact):

@@ -5,7 +5,8 @@ The file is a zip archive without compression, so any unzip tool shows its conte
     manifest.json          schema version, requirements on the machine, checksums of the other members
     kernels-*.a            the objects of the plan's kernels and tables, for each instruction set: an archive of `ar`
     weights.safetensors    the packed constants
-    plan.json              a `PlanRecord`
+    plan.json              a `PlanRecord`, whose steps have their symbols only
+    steps.json             the steps, which are not read to run the plan
     report.json            a `Report`: how the plan was found, times, errors
     sources/*              the sources of the objects
 
@@ -33,7 +34,7 @@ from typing import IO, TYPE_CHECKING, Any
 from korch.errors import ArtifactError
 from korch.records import from_json, read_object, to_json
 from korch.runtime.machine import Requirements
-from korch.runtime.record import PlanRecord
+from korch.runtime.record import PLAN, STEPS, PlanRecord
 from korch.runtime.weights import CHUNK_BYTES, ReadAt, Weights, checksum
 from korch.system.files import open_file
 from korch.system.scratch import scratch_folder
@@ -41,14 +42,13 @@ from korch.system.scratch import scratch_folder
 if TYPE_CHECKING:
     from korch.runtime.report import Report
 
-SCHEMA = 9
+SCHEMA = 10
 FORMAT = "korch"
 MANIFEST = "manifest.json"
 OBJECTS, ARCHIVE = "kernels-", ".a"
 """The begin and the end of the name of an archive of objects; the instruction set is between them."""
 
 WEIGHTS = "weights.safetensors"
-PLAN = "plan.json"
 REPORT = "report.json"
 SOURCES = "sources/"
 _FIRST_BYTES = b"PK\x03\x04"
@@ -249,7 +249,7 @@ def read_artifact(path: str | os.PathLike[str] | IO[bytes]) -> Artifact:
         ArtifactError: it can't be read, is not an artifact, is damaged or tampered with, has another
             schema, or needs another machine.
     """
-    with read_archive(path, FORMAT, SCHEMA, (WEIGHTS, PLAN, REPORT)) as archive:
+    with read_archive(path, FORMAT, SCHEMA, (WEIGHTS, PLAN, STEPS, REPORT)) as archive:
         return _artifact(archive, str(path) if isinstance(path, str | os.PathLike) else "")
 
 
@@ -257,7 +257,7 @@ def archive_of(artifact: Artifact) -> Archive:
     """Return the content of an artifact's file."""
     members: dict[str, bytes | Weights] = {
         **objects_by_name(artifact.objects),
-        PLAN: artifact.plan.to_json().encode(),
+        **artifact.plan.members(),
         REPORT: artifact.report_json or to_json(artifact.report).encode(),
     }
     members |= {SOURCES + name: text.encode() for name, text in sorted(artifact.sources.items())}
@@ -279,7 +279,7 @@ def _artifact(archive: zipfile.ZipFile, path: str) -> Artifact:
     return Artifact(
         objects=read_folder(archive, OBJECTS, ARCHIVE),
         weights=weights,
-        plan=PlanRecord.from_json(archive.read(PLAN)),
+        plan=PlanRecord.from_members(archive.read(PLAN), archive.read(STEPS)),
         requirements=requirements,
         sources=read_texts(archive),
         report_json=archive.read(REPORT),

@@ -260,6 +260,6 @@ def _check_interface(library: Library, artifact: Artifact) -> None:
         library.inputs != inputs
         or library.outputs != outputs
         or library.constants != constants
-        or library.kernels != tuple(step.symbol for step in plan.steps)
+        or library.kernels != plan.symbols
     ):
         raise ArtifactError("its kernels are not those that its plan describes")

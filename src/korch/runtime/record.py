@@ -1,19 +1,24 @@
-"""A built plan as data: the content of plan.json, which `korch explain` prints.
+"""A built plan as data: the content of plan.json and steps.json, which `korch explain` prints.
 
 The records hold only strings and numbers, so that a plan can be read without the model, the providers
-or the solver. `to_json` and `from_json` are inverse to each other.
+or the solver. `to_json` and `from_json` are inverse to each other, as are `members` and `from_members`.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
+from korch.errors import ArtifactError
 from korch.primitive.op import Array
 from korch.primitive.types import DType, ValueType
-from korch.records import from_json, to_json
+from korch.records import from_json, plain, read_object, record_of, to_json
+
+PLAN = "plan.json"
+STEPS = "steps.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,46 @@ class StepRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class StepRecords:
+    """The content of steps.json."""
+
+    steps: tuple[StepRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepSymbols:
+    """What plan.json has for the steps: their symbols."""
+
+    steps: tuple[str, ...]
+
+
+class StoredSteps(Sequence[StepRecord]):
+    """The steps in a file, which are read when they are needed: not to load a plan and to run it."""
+
+    def __init__(self, text: bytes, symbols: tuple[str, ...]) -> None:
+        """Keep the text of steps.json, and the symbols that the steps must have."""
+        self._text, self.symbols = text, symbols
+
+    @cached_property
+    def _steps(self) -> tuple[StepRecord, ...]:
+        found = from_json(StepRecords, self._text, STEPS).steps
+        if tuple(step.symbol for step in found) != self.symbols:
+            raise ArtifactError("it has other kernels than plan.json", STEPS, hint="Build the artifact again")
+        return found
+
+    def __getitem__(self, i: Any) -> Any:
+        return self._steps[i]
+
+    def __len__(self) -> int:
+        return len(self.symbols)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._steps == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelRecord:
     """The model that the plan was built from.
 
@@ -178,7 +223,7 @@ class PlanRecord:
     inputs: tuple[TensorRecord, ...]
     outputs: tuple[TensorRecord, ...]
     threads: int
-    steps: tuple[StepRecord, ...]
+    steps: Sequence[StepRecord]
     arena_bytes: int
     arena_bound_bytes: int
     weights_bytes: int
@@ -191,9 +236,14 @@ class PlanRecord:
     extended: tuple[tuple[int, ...], ...] = ()
 
     @property
+    def symbols(self) -> tuple[str, ...]:
+        """The symbol of each step."""
+        return self.steps.symbols if isinstance(self.steps, StoredSteps) else tuple(step.symbol for step in self.steps)
+
+    @property
     def kernel_count(self) -> int:
         """The number of steps that run a kernel."""
-        return sum(step.runs for step in self.steps)
+        return sum(map(bool, self.symbols))
 
     def to_json(self) -> str:
         """Return the record as JSON text."""
@@ -206,4 +256,21 @@ class PlanRecord:
         Raises:
             ArtifactError: the text is not such a record.
         """
-        return from_json(PlanRecord, text, "plan.json")
+        return from_json(PlanRecord, text, PLAN)
+
+    def members(self) -> dict[str, bytes]:
+        """Return the texts of plan.json and steps.json by their names."""
+        texts = {PLAN: {**plain(replace(self, steps=())), "steps": self.symbols}, STEPS: {"steps": self.steps}}
+        return {name: to_json(data).encode() for name, data in texts.items()}
+
+    @staticmethod
+    def from_members(plan: bytes, steps: bytes) -> PlanRecord:
+        """Return the record from the texts that `members` returned.
+
+        Raises:
+            ArtifactError: the text of the plan is not such a record; that of the steps is not read yet.
+        """
+        data = read_object(plan, PLAN)
+        symbols = record_of(StepSymbols, {"steps": data.get("steps")}, PLAN).steps
+        found = record_of(PlanRecord, {**data, "steps": []}, PLAN)
+        return replace(found, steps=StoredSteps(steps, symbols))

@@ -101,13 +101,13 @@ class ShapedExecutable(Runnable):
         """The report of all plans, with the sizes before and after sharing."""
         from korch.runtime.report import ShapedReport  # not needed to load and run
 
-        steps = [step.symbol for e in self.executables for step in e.plan.steps if step.runs]
+        symbols = [symbol for e in self.executables for symbol in e.plan.symbols if symbol]
         return ShapedReport(
             plans={_text(shapes): e.report for shapes, e in self.plans.items()},
             weights_bytes=sum(e.plan.weights_bytes for e in self.executables),
             shared_weights_bytes=self._shared.weights.size_bytes,
-            kernels=len(steps),
-            shared_kernels=len(set(steps)),
+            kernels=len(symbols),
+            shared_kernels=len(set(symbols)),
         )
 
     @property
