@@ -1,5 +1,6 @@
 import ctypes
 import gc
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -397,6 +398,10 @@ def test_equal_layouts_are_one(make_executable):
     assert_same(make_executable(plan)(x), (-x,))
 
 
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text("utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def mapped_code():
     """The addresses of code that is not from a file."""
     with Path("/proc/self/maps").open() as lines:
@@ -435,3 +440,23 @@ def test_a_truncated_archive_is_refused(share, make_artifact):
     part = artifact.objects["generic"][: int(share * len(artifact.objects["generic"]))]
     with pytest.raises(ArtifactError, match="its kernels can't be loaded: the archive of objects is damaged"):
         Executable(replace(artifact, objects={"generic": part}))
+
+
+def test_memory_is_zero_and_takes_none_before_it_is_used(make_artifact):
+    builder, x = plans.new_graph(x="f32[4]")
+    value = builder.add("neg", [x])
+    builder.output("y", value)
+    graph = builder.freeze()
+    body = "o0[i] = w[i << 22]; w[i << 22] = i0[i];"
+    kernel = plans.loop("k_keep", 4, body, workspace_bytes=64 << 20)
+    artifact = make_artifact(plans.Plan(graph, (plans.step(graph, [value], kernel),), lambda x: (-x,)))
+    before = resident_bytes()
+    executables = [Executable(artifact) for _ in range(4)]
+    assert resident_bytes() - before < 64 << 20
+    x = np.arange(4, dtype=np.float32)
+    for executable in executables:
+        np.testing.assert_array_equal(executable(x)[0], np.zeros(4))
+        np.testing.assert_array_equal(executable(-x)[0], x)
+    del executables, executable
+    gc.collect()
+    assert resident_bytes() - before < 16 << 20

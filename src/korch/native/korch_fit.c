@@ -253,7 +253,7 @@ static numbers choose(korch_session *s, const int64_t *const *shapes, int64_t ro
 static void release(used *own) {
     korch_destroy(own->handle);
     for (int64_t i = 0; own->inputs && i < own->plan->inputs.count + own->plan->outputs.count; ++i) {
-        free(own->inputs[i].memory);
+        korch_release(own->inputs[i].memory);
         free(own->inputs[i].spans);
     }
     free(own->inputs);
@@ -265,7 +265,7 @@ static void release(used *own) {
 KORCH_API void korch_stop(korch_session *s) {
     if (!s) return;
     for (int64_t i = 0; s->plans && i < s->model->plans->count; ++i) release(&s->plans[i]);
-    for (int64_t i = 0; s->states && i < s->about->states; ++i) free(s->states[i]);
+    for (int64_t i = 0; s->states && i < s->about->states; ++i) korch_release(s->states[i]);
     free(s->plans);
     free(s->sizes);
     free(s->states);

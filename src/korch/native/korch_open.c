@@ -50,7 +50,7 @@ static void *read_file(const char *folder, const char *name, int64_t *size, char
         rewind(file);
         if (*size >= 0) bytes = korch_allocate(*size);
         if (bytes && (int64_t)fread(bytes, 1, (size_t)*size, file) != *size) {
-            free(bytes);
+            korch_release(bytes);
             bytes = NULL;
         }
         fclose(file);
@@ -64,9 +64,9 @@ static void *read_file(const char *folder, const char *name, int64_t *size, char
 KORCH_API void korch_close(korch_model *model) {
     if (!model) return;
     korch_unload(model->code);
-    free(model->weights);
+    korch_release(model->weights);
     free(model->constants);
-    free(model->numbers);
+    korch_release(model->numbers);
     free(model);
 }
 
@@ -75,7 +75,7 @@ static bool load_code(korch_model *model, const char *folder, char *error, size_
     void *const bytes = read_file(folder, "kernels.a", &size, error, error_size);
     if (!bytes) return false;
     model->code = korch_load(0, bytes, size, error, error_size);
-    free(bytes);
+    korch_release(bytes);
     if (!model->code) return false;
     model->plans = korch_symbol(model->code, "korch_listed");
     const char *const missing = model->plans ? korch_missing_flag(model->plans->cpu_flags) : NULL;

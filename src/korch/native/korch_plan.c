@@ -94,14 +94,28 @@ void korch_hold_handles(bool holds) {
     if (!holds) pthread_mutex_unlock(&handles_mutex);
 }
 
+/* Before the memory that korch_allocate returns: where its allocation begins, and the bytes of a mapping, or 0. */
+typedef struct {
+    void *base;
+    size_t mapped;
+} allocation;
+
 void *korch_allocate(int64_t size) {
-    void *memory = NULL;
-    const size_t alignment = size >= HUGE_PAGE ? HUGE_PAGE : ALIGNMENT;
-    const size_t whole = ((size_t)(size > 0 ? size : 1) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    if (posix_memalign(&memory, alignment, whole)) return NULL;
-    if (alignment == HUGE_PAGE) madvise(memory, whole, MADV_HUGEPAGE);
-    memset(memory, 0, whole);
+    const size_t step = size >= HUGE_PAGE ? HUGE_PAGE : ALIGNMENT, mapped = size >= HUGE_PAGE ? (size_t)size + 2 * step : 0;
+    void *const base = mapped ? mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+                              : calloc(1, (size_t)(size > 0 ? size : 1) + 3 * step);
+    if (!base || base == MAP_FAILED) return NULL;
+    char *const memory = (char *)(((uintptr_t)base + 2 * step - 1) / step * step);
+    if (mapped) madvise(memory, (size_t)size, MADV_HUGEPAGE); /* the page before it is a small one */
+    ((allocation *)memory)[-1] = (allocation){base, mapped};
     return memory;
+}
+
+void korch_release(void *memory) {
+    if (!memory) return;
+    const allocation own = ((allocation *)memory)[-1];
+    if (own.mapped) munmap(own.base, own.mapped);
+    else free(own.base);
 }
 
 static void **table_of(const korch_handle *h, int64_t thread) { return h->table + thread * h->plan->slots.count; }
@@ -369,10 +383,10 @@ KORCH_API void korch_destroy(korch_handle *h) {
     }
     pthread_mutex_unlock(&handles_mutex);
     korch_destroy_states(h->plan->steps, h->states);
-    free(h->arena);
+    korch_release(h->arena);
     free(h->table);
     free(h->usual_ns);
-    free(h->ended);
+    korch_release(h->ended);
     pthread_mutex_destroy(&h->mutex);
     free(h);
 }

@@ -178,8 +178,12 @@ struct korch_model {
     int64_t *numbers;
 };
 
-/* Memory that starts at a huge page if it is large; null if there is none. It is filled with zeros. */
+/* Memory that starts at a huge page if it is large; null if there is none. It is filled with zeros; the system provides
+ * pages of large memory when they are used first. */
 void *korch_allocate(int64_t size);
+
+/* Free memory of korch_allocate. Null is allowed. */
+void korch_release(void *memory);
 
 /* The first flag of a list that this CPU does not have, as the system names them; null if it has all. Each ends with a space. */
 const char *korch_missing_flag(const char *needed);

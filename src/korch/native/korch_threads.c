@@ -281,7 +281,7 @@ static void in_child(void) {
     while (idle) {
         korch_team *const team = idle;
         idle = team->next;
-        free(team);
+        korch_release(team);
     }
     after_fork();
 }
