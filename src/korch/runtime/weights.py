@@ -158,21 +158,19 @@ def _read_blocks(
     read_at: ReadAt, size_bytes: int, begins: Sequence[int], weights: Weights, numbers: Sequence[int]
 ) -> list[tuple[int, bytes]]:
     """Read some blocks into their tensors; return the number and the checksum of each block."""
-    block = np.empty(CHUNK_BYTES, np.uint8)
     found = []
     for number in numbers:
-        start = number * CHUNK_BYTES
-        stop = min(start + CHUNK_BYTES, size_bytes)
-        part = block[: stop - start]
-        read_at(start, part.data)
-        found.append((number, xxhash.xxh3_128_digest(part.data)))
-        i = max(0, bisect_right(begins, start) - 1)
-        while i < len(weights) and begins[i] < stop:
-            low, high = max(start, begins[i]), min(stop, begins[i + 1])
-            to = weights.offsets[i] + low - begins[i]
-            if high > low:
-                weights.block[to : to + high - low] = part[low - start : high - start]
-            i += 1
+        at, stop = number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, size_bytes)
+        digest = xxhash.xxh3_128()
+        i = bisect_right(begins, at) - 1  # the tensor that is read; before the first one, the header
+        while at < stop:
+            end = min(begins[i + 1], stop)
+            to = weights.offsets[i] + at - begins[i] if i >= 0 else 0
+            part = weights.block[to : to + end - at] if i >= 0 else np.empty(end - at, np.uint8)
+            read_at(at, part.data)
+            digest.update(part.data)
+            at, i = end, i + 1
+        found.append((number, digest.digest()))
     return found
 
 
