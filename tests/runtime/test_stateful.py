@@ -239,6 +239,27 @@ def test_a_session_keeps_its_rows(executable, reference) -> None:
         np.testing.assert_allclose(state, present, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("seq", [1, "seq"])
+def test_positions_are_optional_if_the_number_of_rows_is_fixed(executable, cache_folder, seq) -> None:
+    model = build_decoder("tiny-qwen3", seq=seq, batch=1)
+    sizes = {"past": range(1, CAPACITY), **({"seq": 1} if seq == "seq" else {})}
+    fixed = korch.optimize(model, shapes=sizes, cache_folder=cache_folder, **QUICK)
+    assert not any(ROWS in tensor.axes for tensor in fixed.described.inputs)
+    whole, one, other = executable.session(), fixed.session(), fixed.session()
+    whole.run(input_ids=tokens(5))
+    one.assign(whole.states(), 5)
+    other.assign(whole.states(), 5)
+    for i in range(5, 8):
+        token = tokens(1, seed=i)
+        (found,) = one.run(input_ids=token)
+        np.testing.assert_array_equal(found, other.run(input_ids=token, position_ids=np.array([[i]]))[0])
+        np.testing.assert_allclose(found, whole.run(input_ids=token)[0], rtol=1e-3, atol=1e-4)
+    (found,), (wrong,) = one.run(input_ids=token), other.run(input_ids=token, position_ids=np.array([[0]]))
+    assert np.abs(found - wrong).max() > 1e-2  # positions matter
+    with pytest.raises(InputError, match="input 'input_ids': it is missing"):
+        one.run(position_ids=np.array([[9]]))
+
+
 def run_all(session: Session, ids: np.ndarray) -> np.ndarray:
     """Return the last logits of tokens that are run one after another."""
     return [session.run(input_ids=ids[:, i : i + 1])[0] for i in range(ids.shape[1])][-1]

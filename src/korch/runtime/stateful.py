@@ -377,13 +377,19 @@ class Session:
                 found.append(type_.accept(given[tensor.name]))
             elif TOTAL in tensor.axes:
                 found.append(np.ones(type_.shape, type_.dtype))
-            elif "position" in tensor.name and ROWS in tensor.axes:
-                along = [-1 if axis == ROWS else 1 for axis in tensor.axes]
+            elif "position" in tensor.name and (axis := self._row_axis(tensor, rows)) is not None:
+                along = [-1 if i == axis else 1 for i in range(len(tensor.axes))]
                 places = np.arange(self.length, self.length + rows).astype(type_.dtype)
                 found.append(np.ascontiguousarray(np.broadcast_to(places.reshape(along), type_.shape)))
             else:
                 raise InputError("it is missing", f"input {tensor.name!r}", "an array for each input that is no state")
         return found
+
+    def _row_axis(self, tensor: StateTensor, rows: int) -> int | None:
+        """Return the axis of new rows: that of their number if the model fixes it; None if there is none."""
+        if not any(ROWS in other.axes for other in self._inputs) and str(rows) in tensor.axes:
+            return len(tensor.axes) - 1 - tensor.axes[::-1].index(str(rows))
+        return tensor.axis(ROWS)
 
     def _pieces(self, rows: int) -> Iterator[tuple[int, int]]:
         """Yield the begins and ends of parts of new rows for which there are plans."""
