@@ -32,17 +32,11 @@ ALLOWED_SHARE, ALLOWED_S = 1.1, 2.0
 
 @dataclass(frozen=True)
 class Case:
-    """What is searched.
+    """What is searched."""
 
-    Attributes:
-        budget_s: the budget.
-        model: writes a model to a file; None for a module of `benchmarks.compiled`.
-        shapes: the values of `--shape`.
-    """
-
-    budget_s: float
-    model: Callable[[Path], Any] | None = None
-    shapes: tuple[str, ...] = ()
+    budget_s: float  # the budget
+    model: Callable[[Path], Any] | None = None  # writes a model to a file; None for a module of `benchmarks.compiled`
+    shapes: tuple[str, ...] = ()  # the values of `--shape`
 
 
 def written(name: str, path: Path, **options: Any) -> None:

@@ -43,17 +43,11 @@ ROUNDS = ("cast", "round_tf32")
 
 @dataclass(frozen=True)
 class Case:
-    """A small model that one kernel can compute.
+    """A small model that one kernel can compute."""
 
-    Attributes:
-        build: makes the model.
-        flop: operations of a run; 0 if the arithmetic rate does not matter.
-        precisions: the precisions in which it is measured.
-    """
-
-    build: Build
-    flop: float
-    precisions: tuple[str, ...] = ("float16", "tf32", "float32")
+    build: Build  # makes the model
+    flop: float  # operations of a run; 0 if the arithmetic rate does not matter
+    precisions: tuple[str, ...] = ("float16", "tf32", "float32")  # the precisions in which it is measured
 
 
 def _model(

@@ -61,19 +61,12 @@ PAUSE_S = 0.01
 
 @dataclass(frozen=True)
 class Ranged:
-    """A model with free dimensions.
+    """A model with free dimensions."""
 
-    Attributes:
-        build: returns the model.
-        dimensions: all sizes of each free dimension.
-        alone: the first sizes for which an exact plan is searched; the search for the range is compared with it.
-        ties: dimensions that always have the size of another one.
-    """
-
-    build: Callable[[], onnx.ModelProto]
-    dimensions: Mapping[str, range]
-    alone: Sizes
-    ties: Mapping[str, str] = field(default_factory=dict)
+    build: Callable[[], onnx.ModelProto]  # returns the model
+    dimensions: Mapping[str, range]  # all sizes of each free dimension
+    alone: Sizes  # the first sizes for which an exact plan is searched; the search for the range is compared with it
+    ties: Mapping[str, str] = field(default_factory=dict)  # dimensions that always have the size of another one
 
     def shapes_at(self, sizes: Sizes) -> dict[str, int]:
         """Return all dimensions at some sizes."""

@@ -58,23 +58,14 @@ FEWEST = 5
 
 @dataclass(frozen=True)
 class Data:
-    """Kernels of records.
+    """Kernels of records."""
 
-    Attributes:
-        rows: the features of each.
-        log_ratio: log2 of time over guess.
-        model: the name of the model that each is from.
-        group: the text of each kernel's group.
-        provider: the provider of each.
-        machines: the CPUs that the records are from.
-    """
-
-    rows: Sequence[Features]
-    log_ratio: Array
-    model: Array
-    group: Array
-    provider: Array
-    machines: Sequence[str]
+    rows: Sequence[Features]  # the features of each
+    log_ratio: Array  # log2 of time over guess
+    model: Array  # the name of the model that each is from
+    group: Array  # the text of each kernel's group
+    provider: Array  # the provider of each
+    machines: Sequence[str]  # the CPUs that the records are from
 
 
 def read(paths: Sequence[Path], without: Sequence[str]) -> Data:

@@ -12,23 +12,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Judge:
-    """What runs the items of one source.
+    """What runs the items of one source."""
 
-    Attributes:
-        items: returns the names of all items; the same ones each time.
-        run: runs an item; returns its line of the results, which has the item as "item" and counts of verdicts as
-            "counts", by a name of its own for each row of the table, and messages as "texts".
-        verdicts: what each verdict means.
-        limit_s: the longest time for an item.
-        life: the number of items after which a process is replaced.
-        time: returns the milliseconds of a call of an item by engine; None if the judge compares no times.
-    """
-
-    items: Callable[[], list[str]]
+    items: Callable[[], list[str]]  # returns the names of all items; the same ones each time
+    # runs an item; returns its line of the results, which has the item as "item" and counts of verdicts as
+    # "counts", by a name of its own for each row of the table, and messages as "texts"
     run: Callable[[str], dict[str, Any]]
-    verdicts: dict[str, str]
-    limit_s: float
-    life: int = 100
+    verdicts: dict[str, str]  # what each verdict means
+    limit_s: float  # the longest time for an item
+    life: int = 100  # the number of items after which a process is replaced
+    # returns the milliseconds of a call of an item by engine; None if the judge compares no times
     time: Callable[[str], dict[str, float]] | None = None
 
 

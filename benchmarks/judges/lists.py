@@ -101,17 +101,12 @@ DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_lay
 
 @dataclass(frozen=True)
 class Listed:
-    """A model with random weights.
+    """A model with random weights."""
 
-    Attributes:
-        module: the module, in evaluation mode.
-        inputs: returns the keyword arguments of a call, or positional ones as "args", for a seed.
-        cut: how it is smaller than the library's; "" if it is not.
-    """
-
-    module: Any
+    module: Any  # the module, in evaluation mode
+    # returns the keyword arguments of a call, or positional ones as "args", for a seed
     inputs: Callable[[int], dict[str, Any]]
-    cut: str = ""
+    cut: str = ""  # how it is smaller than the library's; "" if it is not
 
 
 def items() -> list[str]:

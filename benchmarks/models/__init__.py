@@ -25,18 +25,12 @@ from korch.errors import OptionError
 
 @dataclass(frozen=True)
 class Model:
-    """A model that can be built.
+    """A model that can be built."""
 
-    Attributes:
-        name: the key in `MODELS`.
-        summary: one line for listings.
-        builder: returns the model; all arguments have defaults.
-        preset: arguments that this model sets differently from the builder's defaults.
-    """
-
-    name: str
-    summary: str
-    builder: Callable[..., onnx.ModelProto]
+    name: str  # the key in `MODELS`
+    summary: str  # one line for listings
+    builder: Callable[..., onnx.ModelProto]  # returns the model; all arguments have defaults
+    # arguments that this model sets differently from the builder's defaults
     preset: Mapping[str, object] = field(default_factory=dict)
 
     @property

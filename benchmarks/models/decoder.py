@@ -31,30 +31,19 @@ BLOCK = 32
 
 @dataclass(frozen=True)
 class DecoderSizes:
-    """The sizes of a decoder of Llama's form.
-
-    Attributes:
-        hidden: features of a token.
-        groups: heads of keys and values; each belongs to heads / groups heads of queries.
-        head: features of a head.
-        wide: features between the products of the gated feed-forward.
-        theta: the base of the rotary frequencies.
-        has_bias: whether the products that make queries, keys and values add a bias (Qwen2).
-        has_norms: whether each head of queries and keys is normalized (Qwen3).
-        is_tied: whether the last product uses the embeddings.
-    """
+    """The sizes of a decoder of Llama's form."""
 
     layers: int
-    hidden: int
+    hidden: int  # features of a token
     heads: int
-    groups: int
-    head: int
-    wide: int
+    groups: int  # heads of keys and values; each belongs to heads / groups heads of queries
+    head: int  # features of a head
+    wide: int  # features between the products of the gated feed-forward
     vocabulary: int
-    theta: float = 10000.0
-    has_bias: bool = False
-    has_norms: bool = False
-    is_tied: bool = False
+    theta: float = 10000.0  # the base of the rotary frequencies
+    has_bias: bool = False  # whether the products that make queries, keys and values add a bias (Qwen2)
+    has_norms: bool = False  # whether each head of queries and keys is normalized (Qwen3)
+    is_tied: bool = False  # whether the last product uses the embeddings
 
 
 DECODERS: Mapping[str, DecoderSizes] = {

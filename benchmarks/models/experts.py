@@ -19,21 +19,13 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Sizes of a block.
+    """Sizes of a block."""
 
-    Attributes:
-        hidden: the width of a token.
-        inner: the inner width of an expert.
-        experts: the number of experts.
-        chosen: the number of experts that compute each token.
-        shared: the inner width of an expert that computes all tokens; 0 if there is none.
-    """
-
-    hidden: int
-    inner: int
-    experts: int
-    chosen: int
-    shared: int = 0
+    hidden: int  # the width of a token
+    inner: int  # the inner width of an expert
+    experts: int  # the number of experts
+    chosen: int  # the number of experts that compute each token
+    shared: int = 0  # the inner width of an expert that computes all tokens; 0 if there is none
 
     def gathered_bytes(self, tokens: int) -> int:
         """Return the bytes of the gate and up weights that are gathered for a number of tokens."""

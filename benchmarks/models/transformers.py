@@ -19,19 +19,12 @@ Inputs = dict[str, Any]
 
 @dataclass(frozen=True)
 class TransformerModel:
-    """A transformer that can be built.
+    """A transformer that can be built."""
 
-    Attributes:
-        name: the key in `TRANSFORMERS`.
-        summary: one line for listings.
-        builder: returns a module and its inputs by keyword.
-        tiny: arguments that make the model small enough for tests.
-    """
-
-    name: str
-    summary: str
-    builder: Callable[..., tuple[Any, Inputs]]
-    tiny: Mapping[str, int] = field(default_factory=dict)
+    name: str  # the key in `TRANSFORMERS`
+    summary: str  # one line for listings
+    builder: Callable[..., tuple[Any, Inputs]]  # returns a module and its inputs by keyword
+    tiny: Mapping[str, int] = field(default_factory=dict)  # arguments that make the model small enough for tests
 
     def build(self, **options: int) -> tuple[Any, Inputs]:
         """Build the model at its real size; options change sizes or the seed."""

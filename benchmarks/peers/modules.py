@@ -17,21 +17,13 @@ from korch.report.peers.pytorch import run_module
 
 @dataclass(frozen=True, slots=True)
 class ModulePeer:
-    """A peer that runs a module.
+    """A peer that runs a module."""
 
-    Attributes:
-        name: name of the row.
-        build: returns the module for the path of the model's file and the inputs.
-        is_compiled: whether Inductor compiles it.
-        needs: the package that `build` needs besides PyTorch.
-        is_one_graph: whether Inductor compiles it as one graph.
-    """
-
-    name: str
-    build: Callable[[Path, Arrays], Any]
-    is_compiled: bool = True
-    needs: str = "transformers"
-    is_one_graph: bool = False
+    name: str  # name of the row
+    build: Callable[[Path, Arrays], Any]  # returns the module for the path of the model's file and the inputs
+    is_compiled: bool = True  # whether Inductor compiles it
+    needs: str = "transformers"  # the package that `build` needs besides PyTorch
+    is_one_graph: bool = False  # whether Inductor compiles it as one graph
 
     def is_available(self) -> str | None:
         """Return None if the packages are installed, or what is missing, without importing them."""

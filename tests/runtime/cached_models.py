@@ -19,34 +19,23 @@ Axis = int | str
 
 @dataclass(frozen=True)
 class Form:
-    """One way to write a decoder.
+    """One way to write a decoder."""
 
-    Attributes:
-        kind: the operator that writes the cache: "Attention", "TensorScatter", "GroupQueryAttention",
-            "MultiHeadAttention" or "DecoderMaskedMultiHeadAttention".
-        opset: the opset of the standard.
-        past: the axis of the cache's rows: its name, or a fixed capacity.
-        rows: the new rows.
-        batch: the sequences.
-        counts: how the model knows its rows: "inputs" of the counts, a "mask" of all rows, or "positions" of new ones.
-        attributes: of the operator.
-        inputs: further inputs of the operator by position: arrays, or names of inputs of the model.
-        has_rotary: whether positions turn queries and keys.
-        is_packed: whether queries, keys and values are one input.
-        has_norms: whether inputs are normalized by operators of ONNX Runtime's.
-    """
-
+    # the operator that writes the cache: "Attention", "TensorScatter", "GroupQueryAttention",
+    # "MultiHeadAttention" or "DecoderMaskedMultiHeadAttention"
     kind: str
-    opset: int = 24
-    past: Axis = "past"
-    rows: Axis = "rows"
-    batch: Axis = 1
+    opset: int = 24  # the opset of the standard
+    past: Axis = "past"  # the axis of the cache's rows: its name, or a fixed capacity
+    rows: Axis = "rows"  # the new rows
+    batch: Axis = 1  # the sequences
+    # how the model knows its rows: "inputs" of the counts, a "mask" of all rows, or "positions" of new ones
     counts: str = "inputs"
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict)  # of the operator
+    # further inputs of the operator by position: arrays, or names of inputs of the model
     inputs: Mapping[int, Any] = field(default_factory=dict)
-    has_rotary: bool = False
-    is_packed: bool = False
-    has_norms: bool = False
+    has_rotary: bool = False  # whether positions turn queries and keys
+    is_packed: bool = False  # whether queries, keys and values are one input
+    has_norms: bool = False  # whether inputs are normalized by operators of ONNX Runtime's
 
     @property
     def present(self) -> Axis:

@@ -42,25 +42,16 @@ WAYS = ("native", "opaque", "host", "constant")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one test case.
+    """The result of one test case."""
 
-    Attributes:
-        name: name of the case.
-        kind: node, simple, pytorch-operator or pytorch-converted.
-        passed: whether the results agree with those that ONNX expects.
-        way: what computed them: native (kernels of Korch), opaque (also kernels of ONNX
-            Runtime), host (parts run outside of the static graph), constant (known when the
-            model was read); "" if it did not run.
-        message: the reason of a failure.
-        seconds: the time that it took.
-    """
-
-    name: str
-    kind: str
-    passed: bool
+    name: str  # name of the case
+    kind: str  # node, simple, pytorch-operator or pytorch-converted
+    passed: bool  # whether the results agree with those that ONNX expects
+    # what computed them: native (kernels of Korch), opaque (also kernels of ONNX Runtime), host (parts run
+    # outside of the static graph), constant (known when the model was read); "" if it did not run
     way: str
-    message: str
-    seconds: float
+    message: str  # the reason of a failure
+    seconds: float  # the time that it took
 
 
 class _Recorder(Backend):  # type: ignore[misc]

@@ -65,19 +65,12 @@ FORMS = ("cases", "graphs", "modules", "ranges")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one case.
+    """The result of one case."""
 
-    Attributes:
-        case: the number of the case.
-        kind: mutation, operators, artifact, cache, graphs, modules or ranges; any if its process failed.
-        outcome: right, disputed, refused or unsupported (one clear error), or finding.
-        message: the error, or what is wrong.
-    """
-
-    case: int
-    kind: str
-    outcome: str
-    message: str
+    case: int  # the number of the case
+    kind: str  # mutation, operators, artifact, cache, graphs, modules or ranges; any if its process failed
+    outcome: str  # right, disputed, refused or unsupported (one clear error), or finding
+    message: str  # the error, or what is wrong
 
 
 class _LateError(Exception):

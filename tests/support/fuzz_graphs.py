@@ -39,17 +39,11 @@ BATCH = 8
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The verdict on one graph or module.
+    """The verdict on one graph or module."""
 
-    Attributes:
-        case: the number of the case.
-        verdict: right, disputed, unsupported, wrong or refused.
-        message: the graph's steps and what is wrong; "" if nothing is wrong.
-    """
-
-    case: int
-    verdict: str
-    message: str
+    case: int  # the number of the case
+    verdict: str  # right, disputed, unsupported, wrong or refused
+    message: str  # the graph's steps and what is wrong; "" if nothing is wrong
 
 
 def batches(cases: range) -> list[range]:

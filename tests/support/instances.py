@@ -22,29 +22,17 @@ LINEAR_SPEED = {"abcd": 1.0, "acdb": 0.7, "aBcd16b": 0.45}
 
 @dataclass(frozen=True, slots=True)
 class Severity:
-    """How hard an instance is.
+    """How hard an instance is."""
 
-    Attributes:
-        primitives: how many primitives the model has before alternatives are added.
-        width: how many chains run side by side.
-        skips: the share of primitives that also read an earlier value.
-        alternatives: the share of values that a path of other primitives computes too.
-        cycles: the share of values from which another value is computed and back, which closes a cycle.
-        layouts: the number of layouts, 1 to 3.
-        max_primitives: the most primitives of a candidate.
-        max_outputs: the most values that a candidate writes.
-        sets_per_primitive: the most sets of each size, divided by the number of primitives.
-    """
-
-    primitives: int
-    width: int = 2
-    skips: float = 0.15
-    alternatives: float = 0.0
-    cycles: float = 0.0
-    layouts: int = 1
-    max_primitives: int = 12
-    max_outputs: int = 3
-    sets_per_primitive: float = 1.5
+    primitives: int  # how many primitives the model has before alternatives are added
+    width: int = 2  # how many chains run side by side
+    skips: float = 0.15  # the share of primitives that also read an earlier value
+    alternatives: float = 0.0  # the share of values that a path of other primitives computes too
+    cycles: float = 0.0  # the share of values from which another value is computed and back, which closes a cycle
+    layouts: int = 1  # the number of layouts, 1 to 3
+    max_primitives: int = 12  # the most primitives of a candidate
+    max_outputs: int = 3  # the most values that a candidate writes
+    sets_per_primitive: float = 1.5  # the most sets of each size, divided by the number of primitives
 
 
 def make_instance(severity: Severity, seed: int = 0) -> Problem:

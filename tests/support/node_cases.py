@@ -23,17 +23,11 @@ from korch.testing.tolerance import assert_same
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one test case.
+    """The result of one test case."""
 
-    Attributes:
-        name: the name of the case.
-        status: passed, opaque (passed, but an operator was not split), unsupported, or failed.
-        text: the reason of the status.
-    """
-
-    name: str
-    status: str
-    text: str = ""
+    name: str  # the name of the case
+    status: str  # passed, opaque (passed, but an operator was not split), unsupported, or failed
+    text: str = ""  # the reason of the status
 
 
 @cache

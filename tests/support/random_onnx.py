@@ -130,35 +130,20 @@ EXACT = frozenset(
 
 @dataclass
 class Drawn:
-    """A random graph, with inputs and expected result.
+    """A random graph, with inputs and expected result."""
 
-    Attributes:
-        nodes: the nodes in order; their names begin with the graph's prefix.
-        constants: the initializers.
-        feeds: the inputs.
-        output: the name of the output.
-        expected: the result of ONNX Runtime, which runs node by node.
-        operators: the types of the nodes.
-        is_special: whether a value is a float tensor with NaN or infinities.
-        is_folded: whether the inputs are constants, so that the whole graph is folded.
-        defaults: the constants that are inputs with these defaults.
-        others: the constants that are inputs with other defaults, so that they must be given.
-        calls: the seed of the choice which nodes are calls of local functions; None for none.
-        other: the result of `onnx.reference` if it differs from ONNX Runtime's and no third opinion decides.
-    """
-
-    feeds: dict[str, Array]
-    is_special: bool
-    is_folded: bool = False
-    defaults: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
-    calls: int | None = None
-    other: Any = None
-    nodes: list[Any] = field(default_factory=list)
-    constants: list[Any] = field(default_factory=list)
-    output: str = ""
-    expected: Any = None
-    operators: list[str] = field(default_factory=list)
+    feeds: dict[str, Array]  # the inputs
+    is_special: bool  # whether a value is a float tensor with NaN or infinities
+    is_folded: bool = False  # whether the inputs are constants, so that the whole graph is folded
+    defaults: tuple[str, ...] = ()  # the constants that are inputs with these defaults
+    others: tuple[str, ...] = ()  # the constants that are inputs with other defaults, so that they must be given
+    calls: int | None = None  # the seed of the choice which nodes are calls of local functions; None for none
+    other: Any = None  # the result of `onnx.reference` if it differs from ONNX Runtime's and no third opinion decides.
+    nodes: list[Any] = field(default_factory=list)  # the nodes in order; their names begin with the graph's prefix
+    constants: list[Any] = field(default_factory=list)  # the initializers
+    output: str = ""  # the name of the output
+    expected: Any = None  # the result of ONNX Runtime, which runs node by node
+    operators: list[str] = field(default_factory=list)  # the types of the nodes
 
     @property
     def given(self) -> dict[str, Array]:

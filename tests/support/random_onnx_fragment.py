@@ -11,15 +11,10 @@ from korch.primitive.op import Array
 
 @dataclass
 class Fragment:
-    """Nodes with their constants; the last node writes the fragment's output.
+    """Nodes with their constants; the last node writes the fragment's output."""
 
-    Attributes:
-        nodes: in order.
-        constants: the initializers that they read.
-    """
-
-    nodes: list[Any] = field(default_factory=list)
-    constants: list[Any] = field(default_factory=list)
+    nodes: list[Any] = field(default_factory=list)  # in order
+    constants: list[Any] = field(default_factory=list)  # the initializers that they read
 
 
 class Writer:
