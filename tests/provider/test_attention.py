@@ -23,7 +23,6 @@ from korch.testing.kernels import check_offers, load_kernels, offers_of, run_ker
 from korch.tile.analysis.registers import FEW_REGISTERS, REGISTERS
 from tests.provider.linear_groups import Graph
 from tests.support.in_turn import InTurn, OnUnits
-from tests.support.matrix_units import matrix_units
 
 
 def moved(g: Graph, value: int, *perm: int) -> int:
@@ -327,12 +326,6 @@ def test_keys_that_fill_the_memory_are_refused(target, monkeypatch):
     g = Graph()
     found = AttentionProvider().offer(g.group(whole(g)), target)
     assert found == Refusal("there are too many keys to pack")
-
-
-@pytest.fixture(scope="module")
-def units(target, tmp_path_factory):
-    """A target with matrix units, and a compiler for it."""
-    return matrix_units(target, tmp_path_factory.mktemp("units"))
 
 
 def halved(m: int, n: int, d: int, e: int, dtype: str, is_wide: bool) -> Group:

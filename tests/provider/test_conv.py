@@ -27,7 +27,7 @@ from korch.tile.ir.program import Contract
 from korch.tile.ir.text import format_program
 from tests.provider.linear_groups import Graph
 from tests.support.in_turn import InTurn, OnUnits
-from tests.support.matrix_units import is_software, matrix_units
+from tests.support.matrix_units import is_software
 from tests.support.parse_tiles import parse_program
 
 
@@ -232,12 +232,6 @@ def test_layouts(target):
     offers = ConvProvider().offer(each, target)
     assert {(o.inputs[0], o.outputs[0]) for o in offers} == {(channels_last(4),) * 2, (Layout.plain(4),) * 2}
     assert all(isinstance(o, Offer) for o in offers)
-
-
-@pytest.fixture(scope="session")
-def units(target, tmp_path_factory):
-    """A target with matrix units and a small cache, so that blocks, groups and parts are many, and its compiler."""
-    return matrix_units(target, tmp_path_factory.mktemp("units"))
 
 
 @pytest.mark.long

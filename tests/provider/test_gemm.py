@@ -27,7 +27,6 @@ from korch.tile.ir.text import format_program
 from korch.tile.lower.staging import Machine
 from tests.provider.linear_groups import Graph
 from tests.support.in_turn import OnUnits
-from tests.support.matrix_units import matrix_units
 from tests.support.parse_tiles import parse_program
 
 
@@ -364,12 +363,6 @@ def test_operands_whose_terms_or_columns_are_apart(target, builder, rng):
     taken = h.add("slice", [h.tensor(16, 40)], SliceAttributes((0, 0), (8, 20), (2, 2)))
     second = h.group(h.add("matmul", [h.tensor(5, 8), taken]))
     check_offers(GemmProvider(), [first, second], target, builder, rng)
-
-
-@pytest.fixture(scope="session")
-def units(target, tmp_path_factory):
-    """A target with matrix units, and a compiler for it."""
-    return matrix_units(target, tmp_path_factory.mktemp("units"))
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ from korch.tile.ir.program import Split
 from tests.provider.linear_groups import Graph
 from tests.provider.test_instruction_sets import attended, convolved, in_winograds_space, products
 from tests.support.in_turn import OnUnits
-from tests.support.matrix_units import matrix_units
 
 HALF = (DType.F16, DType.BF16)
 
@@ -132,12 +131,6 @@ TYPES = (
     (DType.F32, DType.I8),
     (DType.BF16, DType.I8),
 )
-
-
-@pytest.fixture(scope="session")
-def units(target, tmp_path_factory):
-    """A target with matrix units, and a compiler for it."""
-    return matrix_units(target, tmp_path_factory.mktemp("units"))
 
 
 @pytest.mark.parametrize("types", TYPES, ids=lambda types: " ".join(t.value for t in types))

@@ -24,7 +24,7 @@ from korch.testing.kernels import check_kernel, load_kernels, run_kernel
 from korch.testing.samples import random_arrays
 from tests.provider.linear_groups import Graph
 from tests.support.in_turn import InTurn
-from tests.support.matrix_units import denied, is_software, matrix_units
+from tests.support.matrix_units import denied, is_software
 
 NONE = (0, 0)
 
@@ -263,12 +263,6 @@ def test_blocks_fit_registers_and_tiles(target, isa, tiles, channels):
         assert made.rows * made.vectors + made.vectors + 1 <= registers
         assert 1 <= made.rows <= made.group <= tiles and channels % (made.vectors * lanes) == 0
         assert is_shared or 36 * channels * 4 * made.group <= max(machine.l2_bytes, 36 * channels * 4 * 14)
-
-
-@pytest.fixture(scope="session")
-def units(target, tmp_path_factory):
-    """A target with matrix units and a small cache, so that groups are many, and a compiler for it."""
-    return matrix_units(target, tmp_path_factory.mktemp("units"))
 
 
 def split_kernels(each: Group, machine: Target) -> list[tuple[Offer, Kernel]]:
