@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 from korch.backend import open_meter
 from korch.candidate.candidate import Candidate
@@ -50,58 +50,40 @@ class Case:
     precisions: tuple[str, ...] = ("float16", "tf32", "float32")  # the precisions in which it is measured
 
 
-def _model(
-    nodes: Sequence[onnx.NodeProto],
-    shapes: dict[str, Sequence[int]],
-    weights: dict[str, Sequence[int]],
-    output: Sequence[int],
-) -> onnx.ModelProto:
+def _model(inputs: str, nodes: str, **weights: Sequence[int]) -> onnx.ModelProto:
     rng = np.random.default_rng(0)
-    graph = helper.make_graph(
-        list(nodes),
-        "case",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, output)],
-        [numpy_helper.from_array((rng.standard_normal(s) * 0.1).astype(np.float32), n) for n, s in weights.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    text = f'<ir_version: 9, opset_import: ["": 20]> case ({inputs}) => (float[] y) {{ {nodes} }}'
+    model = onnx.parser.parse_model(text)
+    arrays = {name: (rng.standard_normal(shape) * 0.1).astype(np.float32) for name, shape in weights.items()}
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    return model
 
 
 def _product(m: int, n: int, k: int) -> onnx.ModelProto:
-    return _model([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": (m, k)}, {"w": (k, n)}, (m, n))
+    return _model(f"float[{m},{k}] x", "y = MatMul(x, w)", w=(k, n))
 
 
 def _linear(m: int, n: int, k: int) -> onnx.ModelProto:
     """Return a product with a bias and an activation, as in a layer of a transformer."""
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["a"]),
-        helper.make_node("Add", ["a", "b"], ["c"]),
-        helper.make_node("Gelu", ["c"], ["y"], approximate="tanh"),
-    ]
-    return _model(nodes, {"x": (m, k)}, {"w": (k, n), "b": (n,)}, (m, n))
+    nodes = 'a = MatMul(x, w) c = Add(a, b) y = Gelu<approximate = "tanh">(c)'
+    return _model(f"float[{m},{k}] x", nodes, w=(k, n), b=(n,))
 
 
 def _conv(batch: int, channels: int, size: int, outputs: int, window: int, groups: int) -> onnx.ModelProto:
-    node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[window // 2] * 4, group=groups)
-    weights = {"w": (outputs, channels // groups, window, window)}
-    return _model([node], {"x": (batch, channels, size, size)}, weights, (batch, outputs, size, size))
+    node = f"y = Conv<pads = {[window // 2] * 4}, group = {groups}>(x, w)"
+    weights = (outputs, channels // groups, window, window)
+    return _model(f"float[{batch},{channels},{size},{size}] x", node, w=weights)
 
 
 def _attention(heads: int, rows: int, width: int) -> onnx.ModelProto:
-    nodes = [
-        helper.make_node("MatMul", ["q", "k"], ["s"]),
-        helper.make_node("Mul", ["s", "f"], ["t"]),
-        helper.make_node("Softmax", ["t"], ["p"], axis=-1),
-        helper.make_node("MatMul", ["p", "v"], ["y"]),
-    ]
-    shapes = {"q": (heads, rows, width), "k": (heads, width, rows), "v": (heads, rows, width)}
-    return _model(nodes, shapes, {"f": ()}, (heads, rows, width))
+    q, k = f"float[{heads},{rows},{width}]", f"float[{heads},{width},{rows}]"
+    nodes = "s = MatMul(q, k) t = Mul(s, f) p = Softmax<axis = -1>(t) y = MatMul(p, v)"
+    return _model(f"{q} q, {k} k, {q} v", nodes, f=())
 
 
 def _rows(op: str, rows: int, width: int) -> onnx.ModelProto:
     weights: dict[str, Sequence[int]] = {"g": (width,), "b": (width,)} if op == "LayerNormalization" else {}
-    node = helper.make_node(op, ["x", *weights], ["y"], axis=-1)
-    return _model([node], {"x": (rows, width)}, weights, (rows, width))
+    return _model(f"float[{rows},{width}] x", f"y = {op}<axis = -1>({', '.join(('x', *weights))})", **weights)
 
 
 CASES = {

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import korch
 from korch.ablation import Ablation
@@ -14,7 +13,7 @@ from korch.provider.in_place import InPlaceProvider
 from korch.report.explain import explain
 from korch.report.page import page_data
 from korch.report.plan_onnx import plan_model
-from tests.support.models import in_onnxruntime
+from tests.support.models import in_onnxruntime, parsed
 
 CHANNELS = 4  # generated convolutions of more channels do not write the plain layout
 
@@ -22,29 +21,20 @@ CHANNELS = 4  # generated convolutions of more channels do not write the plain l
 def detector(height: int | str = 6, batch: int = 1, *, gives_operand: bool = False) -> bytes:
     """Return a model whose concatenations nest, share an operand, and are an output."""
     rng = np.random.default_rng(0)
-    shape = [batch, CHANNELS, height, 8]
-    nodes, weights = [], []
-
-    def conv(name: str, source: str, channels: int) -> None:
-        array = rng.standard_normal((CHANNELS, channels, 3, 3)).astype(np.float32) / 8
-        weights.append(numpy_helper.from_array(array, f"{name}_w"))
-        nodes.append(helper.make_node("Conv", [source, f"{name}_w"], [name], pads=[1] * 4))
-
-    conv("a", "x", CHANNELS)
-    conv("b", "a", CHANNELS)
-    nodes.append(helper.make_node("Concat", ["a", "b"], ["ab"], axis=1))
-    conv("c", "ab", 2 * CHANNELS)
-    nodes.append(helper.make_node("Concat", ["ab", "c"], ["abc"], axis=1))
-    conv("d", "abc", 3 * CHANNELS)
-    nodes.append(helper.make_node("Concat", ["c", "d"], ["cd"], axis=1))
-    names = {"cd": 2 * CHANNELS, **({"b": CHANNELS} if gives_operand else {})}
-    outputs = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, [batch, n, height, 8]) for name, n in names.items()
-    ]
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
-    graph = helper.make_graph(nodes, "detector", inputs, outputs, weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return model.SerializeToString()
+    channels = {"a": CHANNELS, "b": CHANNELS, "c": 2 * CHANNELS, "d": 3 * CHANNELS}
+    shape = f"float[{batch},{{}},{height},8]"
+    operand = f", {shape.format(CHANNELS)} b" if gives_operand else ""
+    text = f"""({shape.format(CHANNELS)} x) => ({shape.format(2 * CHANNELS)} cd{operand}) {{
+        a = Conv<pads = [1, 1, 1, 1]>(x, a_w)
+        b = Conv<pads = [1, 1, 1, 1]>(a, b_w)
+        ab = Concat<axis = 1>(a, b)
+        c = Conv<pads = [1, 1, 1, 1]>(ab, c_w)
+        abc = Concat<axis = 1>(ab, c)
+        d = Conv<pads = [1, 1, 1, 1]>(abc, d_w)
+        cd = Concat<axis = 1>(c, d)
+    }}"""
+    weights = {f"{n}_w": rng.standard_normal((CHANNELS, k, 3, 3)).astype(np.float32) / 8 for n, k in channels.items()}
+    return parsed(text, **weights).SerializeToString()
 
 
 def optimize(model: bytes, cache_folder: Path, layouts: str = "plain", partition: str | int = "auto", **options):

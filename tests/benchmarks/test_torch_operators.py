@@ -2,9 +2,10 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 from korch.errors import UnsupportedError
+from tests.support.models import one_operator, parsed
 
 torch = pytest.importorskip("torch", reason="the PyTorch peers need PyTorch, which is optional")
 
@@ -98,19 +99,10 @@ CASES = [
 ]
 
 
-def _model(op_type, inputs, attributes, opset, outputs=("y",)):
-    names = ["" if isinstance(a, str) else f"x{i}" for i, a in enumerate(inputs)]
-    node = helper.make_node(op_type, names, list(outputs), name="the_node", **attributes)
-    dtype = helper.np_dtype_to_tensor_dtype(inputs[0].dtype)
-    graph = helper.make_graph(
-        [node],
-        "one_operator",
-        [helper.make_tensor_value_info("x0", dtype, inputs[0].shape)],
-        [onnx.ValueInfoProto(name=name) for name in outputs],
-        [numpy_helper.from_array(a, n) for a, n in zip(inputs[1:], names[1:], strict=True) if n],
-    )
-    opsets = [helper.make_opsetid("", opset)]
-    return onnx.shape_inference.infer_shapes(helper.make_model(graph, opset_imports=opsets, ir_version=10))
+def _model(op_type, inputs, attributes, opset, outputs=1):
+    constants = {i: a for i, a in enumerate(inputs) if i and not isinstance(a, str)}
+    model = one_operator(op_type, inputs[:1], constants=constants, opset=opset, outputs=outputs, **attributes)
+    return onnx.shape_inference.infer_shapes(model)
 
 
 def _check(model, x, tmp_path):
@@ -138,32 +130,22 @@ def test_operator_means_what_onnxruntime_computes(case, tmp_path):
 
 
 def test_constants_are_folded_by_the_meaning_of_the_models_opset(tmp_path):
-    nodes = [
-        helper.make_node("Unsqueeze", ["c"], ["column"], axes=[1]),  # an input from opset 13 on
-        helper.make_node("Mul", ["x0", "column"], ["y"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "old_unsqueeze",
-        [helper.make_tensor_value_info("x0", TensorProto.FLOAT, [3, 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, 4])],
-        [numpy_helper.from_array(_floats(3), "c")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=8)
+    text = "(float[3,4] x0) => (float[3,4] y) { column = Unsqueeze<axes = [1]>(c) y = Mul(x0, column) }"
+    model = parsed(text, 11, c=_floats(3))  # axes are an input from opset 13 on
     _check(model, _floats(3, 4), tmp_path)
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        ("Split", [X, _ints(1, 3)], {"axis": 1}, 17, ("a", "b")),
-        ("Split", [X], {"axis": 1}, 13, ("a", "b")),
-        ("Split", [X], {"axis": 1, "split": [3, 1]}, 11, ("a", "b")),
-        ("Softmax", [X], {"axis": 2}, 11, ("y",)),
-        ("ReduceMean", [X], {"axes": [2, 3]}, 13, ("y",)),
-        ("Unsqueeze", [_floats(3)], {"axes": [0, 2]}, 11, ("y",)),
-        ("Clip", [X], {"min": 0.0}, 10, ("y",)),
-        ("Slice", [X], {"starts": [1], "ends": [3]}, 9, ("y",)),
+        ("Split", [X, _ints(1, 3)], {"axis": 1}, 17, 2),
+        ("Split", [X], {"axis": 1}, 13, 2),
+        ("Split", [X], {"axis": 1, "split": [3, 1]}, 11, 2),
+        ("Softmax", [X], {"axis": 2}, 11, 1),
+        ("ReduceMean", [X], {"axes": [2, 3]}, 13, 1),
+        ("Unsqueeze", [_floats(3)], {"axes": [0, 2]}, 11, 1),
+        ("Clip", [X], {"min": 0.0}, 10, 1),
+        ("Slice", [X], {"starts": [1], "ends": [3]}, 9, 1),
     ],
     ids=_name,
 )
@@ -207,44 +189,27 @@ def test_each_translator_is_tested():
 def test_forms_without_a_translation_are_refused(op_type, inputs, attributes, reason, tmp_path):
     path = tmp_path / "m.onnx"
     onnx.save(_model(op_type, inputs, attributes, 19), path)
-    with pytest.raises(UnsupportedError, match=f"^the_node: the PyTorch peers don't run {op_type} with {reason}. "):
+    with pytest.raises(UnsupportedError, match=f"^it: the PyTorch peers don't run {op_type} with {reason}. "):
         load_module(path, {"x0": X.shape})
 
 
 def test_an_operator_without_a_translator_and_a_computed_shape_are_refused(tmp_path):
     path = tmp_path / "m.onnx"
     onnx.save(_model("Det", [_floats(3, 3)], {}, 17), path)
-    with pytest.raises(UnsupportedError, match="the_node: the PyTorch peers have no operator Det"):
+    with pytest.raises(UnsupportedError, match="it: the PyTorch peers have no operator Det"):
         load_module(path, {"x0": (3, 3)})
-    nodes = [helper.make_node("Reshape", ["x0", "shape"], ["y"], name="the_node")]
-    graph = helper.make_graph(
-        nodes,
-        "computed",
-        [
-            helper.make_tensor_value_info("x0", TensorProto.FLOAT, [4]),
-            helper.make_tensor_value_info("shape", TensorProto.INT64, [2]),
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 2])],
-    )
-    onnx.save(helper.make_model(graph), path)
+    onnx.save(parsed("(float[4] x0, int64[2] shape) => (float[2,2] y) { y = Reshape(x0, shape) }"), path)
     with pytest.raises(UnsupportedError, match="the shape of its output 'y' depends on data"):
         load_module(path, {"x0": (4,), "shape": (2,)})
 
 
 def test_shape_computations_are_folded_for_the_given_shapes(tmp_path):
     """x reshaped to (batch, -1) by Shape, Gather, Unsqueeze and Concat, as exporters write it."""
-    nodes = [
-        helper.make_node("Shape", ["x0"], ["shape"]),
-        helper.make_node("Gather", ["shape", "zero"], ["batch"]),
-        helper.make_node("Concat", ["batch", "rest"], ["target"], axis=0),
-        helper.make_node("Reshape", ["x0", "target"], ["y"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "flatten",
-        [helper.make_tensor_value_info("x0", TensorProto.FLOAT, ["batch", 3, 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(_ints(0), "zero"), numpy_helper.from_array(_ints(-1), "rest")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    text = """(float[batch,3,4] x0) => (float[] y) {
+        shape = Shape(x0)
+        batch = Gather(shape, zero)
+        target = Concat<axis = 0>(batch, rest)
+        y = Reshape(x0, target)
+    }"""
+    model = parsed(text, zero=_ints(0), rest=_ints(-1))
     _check(model, _floats(2, 3, 4), tmp_path)

@@ -6,9 +6,7 @@ In these tests the CPU runs the parts for the device.
 from dataclasses import replace
 
 import numpy as np
-import onnx
 import pytest
-from onnx import helper
 
 import korch
 from korch.cuda.runtime.executable import CudaExecutable
@@ -25,6 +23,7 @@ from korch.runtime.report import Report
 from tests.cuda.test_whole_plans import build_program
 from tests.support.cuda_issue import issue_on_cpu
 from tests.support.cuda_plan import program_of_graph
+from tests.support.models import parsed
 
 
 class IssuedOnCpu(CudaExecutable):
@@ -61,22 +60,15 @@ def on_cpu(monkeypatch):
 
 def model():
     """Elementwise, a pooling that PyTorch has in another form, elementwise, a search, a gather."""
-    nodes = [
-        helper.make_node("Tanh", ["x"], ["a"], name="before"),
-        helper.make_node("LpPool", ["a"], ["b"], name="pool", kernel_shape=[2, 2], p=3),
-        helper.make_node("Mul", ["b", "b"], ["c"], name="between"),
-        helper.make_node("TopK", ["c", "k"], ["best", "d"], name="search"),
-        helper.make_node("Gather", ["t", "d"], ["y"], name="look up"),
-    ]
+    text = """(float[1,3,5,5] x) => (float[1,3,4,1,33] y, float[1,3,4,4] c) {
+        [before] a = Tanh(x)
+        [pool] b = LpPool<kernel_shape = [2, 2], p = 3>(a)
+        [between] c = Mul(b, b)
+        [search] best, d = TopK(c, k)
+        ["look up"] y = Gather(t, d)
+    }"""
     table = np.random.default_rng(1).standard_normal((4, 33)).astype(np.float32)
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", 1, [1, 3, 5, 5])],
-        [helper.make_tensor_value_info("y", 1, [1, 3, 4, 1, 33]), helper.make_tensor_value_info("c", 1, [1, 3, 4, 4])],
-        [onnx.numpy_helper.from_array(table, "t"), onnx.numpy_helper.from_array(np.array([1]), "k")],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    return parsed(text, 20, t=table, k=np.array([1]))
 
 
 def test_the_host_runs_what_pytorch_does_not_have(on_cpu, monkeypatch, tmp_path):
@@ -108,16 +100,13 @@ def test_without_a_device_nothing_is_left_to_the_host(tmp_path):
 
 
 def recurrence(steps):
-    nodes = [
-        helper.make_node("Tanh", ["x"], ["a"], name="before"),
-        helper.make_node("GRU", ["a", "w", "r"], ["y"], name="loop", hidden_size=3),
-    ]
+    text = f"""(float[{steps},2,4] x) => (float[{steps},1,2,3] y) {{
+        [before] a = Tanh(x)
+        [loop] y = GRU<hidden_size = 3>(a, w, r)
+    }}"""
     rng = np.random.default_rng(1)
     weights = {n: rng.standard_normal((1, 9, width)).astype(np.float32) for n, width in (("w", 4), ("r", 3))}
-    ends = [helper.make_tensor_value_info(*end) for end in (("x", 1, [steps, 2, 4]), ("y", 1, [steps, 1, 2, 3]))]
-    arrays = [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], arrays)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9).SerializeToString()
+    return parsed(text, 20, **weights).SerializeToString()
 
 
 def test_the_host_runs_recurrences_that_no_provider_of_the_device_runs(tmp_path):

@@ -5,7 +5,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
-import onnx
 import pytest
 
 from benchmarks.models import build
@@ -22,6 +21,7 @@ from korch.system.scratch import write_atomically
 from korch.testing.samples import random_inputs
 from tests.support.cuda_issue import Stream, issue_on_cpu, issuer_on_cpu
 from tests.support.cuda_plan import program_of_graph, split_model
+from tests.support.models import parsed
 
 SMALLER = {"tiny_candy": {"size": 12}}
 """The interpreter runs one program after another in Python."""
@@ -104,18 +104,7 @@ def test_an_executable_issues_what_the_model_does(name, cache_folder):
 
 def test_values_without_axes_are_inputs_and_outputs(cache_folder):
     torch = pytest.importorskip("torch")
-    scalar = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [])
-    outputs = [onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, []) for n in ("y", "z")]
-    nodes = [
-        onnx.helper.make_node("Exp", ["x"], ["y"]),
-        onnx.helper.make_node("Neg", ["x"], ["v"]),
-        onnx.helper.make_node("Neg", ["v"], ["z"]),
-    ]
-    model = onnx.helper.make_model(
-        onnx.helper.make_graph(nodes, "scalars", [scalar], outputs),
-        opset_imports=[onnx.helper.make_opsetid("", 17)],
-        ir_version=8,
-    )
+    model = parsed("(float x) => (float y, float z) { y = Exp(x) v = Neg(x) z = Neg(v) }")
     options = Options(target="cuda:sm_90", measure=False, cache_folder=cache_folder, ablation=Ablation(baselines=False))
     program, _ = program_of_model(model, options, ())
     y, z = issue_on_cpu(program, [torch.tensor(0.5)])

@@ -8,18 +8,14 @@ from korch.fission import fission
 from korch.frontend import format_operators, load_model
 from korch.frontend.onnx import load_segments
 from korch.primitive.reference import run
-from tests.support.models import chain, one_operator
+from tests.support.models import chain, one_operator, parsed
 
 F, I = TensorProto.FLOAT, TensorProto.INT64  # noqa: E741 - as in ONNX
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-def _relu(name="r"):
-    return helper.make_node("Relu", ["x"], ["y"], name=name)
-
-
 def _model():
-    return chain([_relu()], {"x": (F, [2, 3])}, ["y"])
+    return parsed("(float[2,3] x) => (float[2,3] y) { [r] y = Relu(x) }")
 
 
 def test_path_bytes_and_proto_give_the_same_graph(tmp_path):
@@ -42,28 +38,25 @@ def test_the_text_form():
 
 
 def test_a_shape_subgraph_vanishes():
-    nodes = [
-        helper.make_node("Shape", ["x"], ["s"]),
-        helper.make_node("Gather", ["s", "zero"], ["n"], axis=0),
-        helper.make_node("Unsqueeze", ["n", "axes"], ["n1"]),
-        helper.make_node("Concat", ["n1", "minus"], ["shape"], axis=0),
-        helper.make_node("Reshape", ["x", "shape"], ["y"]),
-    ]
-    constants = {"zero": np.array(0), "axes": np.array([0]), "minus": np.array([-1])}
-    graph = load_model(chain(nodes, {"x": (F, [2, 3, 4])}, ["y"], constants))
+    text = """(float[2,3,4] x) => (float[] y) {
+        s = Shape(x)
+        n = Gather(s, zero)
+        n1 = Unsqueeze(n, axes)
+        shape = Concat<axis = 0>(n1, minus)
+        y = Reshape(x, shape)
+    }"""
+    graph = load_model(parsed(text, zero=np.array(0), axes=np.array([0]), minus=np.array([-1])))
     assert [operator.op_type for operator in graph.operators] == ["Reshape"]
     assert graph.types["y"].shape == (2, 12)
 
 
 def test_dead_nodes_are_dropped_even_if_nothing_could_run_them():
-    nodes = [_relu(), helper.make_node("Fly", ["x"], ["z"], domain="none")]
-    graph = load_model(chain(nodes, {"x": (F, [2])}, ["y"]))
+    graph = load_model(parsed("(float[2] x) => (float[2] y) { y = Relu(x) z = none.Fly(x) }"))
     assert [operator.op_type for operator in graph.operators] == ["Relu"]
 
 
 def test_nodes_in_any_order():
-    nodes = [helper.make_node("Neg", ["a"], ["y"]), helper.make_node("Abs", ["x"], ["a"])]
-    graph = load_model(chain(nodes, {"x": (F, [2])}, ["y"]))
+    graph = load_model(parsed("(float[2] x) => (float[2] y) { y = Neg(a) a = Abs(x) }"))
     assert [operator.op_type for operator in graph.operators] == ["Abs", "Neg"]
 
 
@@ -107,7 +100,8 @@ def test_an_initializer_that_is_an_input_can_be_given_to_the_host():
 
 
 def test_an_output_may_be_an_input_or_a_constant():
-    model = chain([_relu()], {"x": (F, [2])}, ["y", "x", "w"], {"w": np.ones(2, np.float32)})
+    text = "(float[2] x) => (float[2] y, float[2] x, float[2] w) { y = Relu(x) }"
+    model = parsed(text, w=np.ones(2, np.float32))
     x = np.array([-1, 1], np.float32)
     results = run(fission(load_model(model)), {"x": x})
     np.testing.assert_array_equal(results["y"], [0, 1])
@@ -132,39 +126,22 @@ def test_constant_nodes(attribute, expected):
 
 
 def test_local_functions_are_inlined():
-    function = helper.make_function(
-        "mine", "Twice", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])], [helper.make_opsetid("", 17)]
-    )
-    graph = helper.make_graph(
-        [helper.make_node("Twice", ["x"], ["y"], domain="mine")],
-        "g",
-        [helper.make_tensor_value_info("x", F, [2])],
-        [helper.make_tensor_value_info("y", F, [2])],
-    )
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
-    model = helper.make_model(graph, functions=[function], opset_imports=imports)
+    text = """<ir_version: 8, opset_import: ["": 17, "mine": 1]>
+    g (float[2] x) => (float[2] y) { y = mine.Twice(x) }
+    <domain: "mine", opset_import: ["": 17]> Twice (a) => (b) { b = Add(a, a) }"""
+    model = onnx.parser.parse_model(text)
     assert [operator.op_type for operator in load_model(model).operators] == ["Add"]
 
 
-def _branch(op, constant=None):
-    result = helper.make_empty_tensor_value_info("inner")
-    stored = [numpy_helper.from_array(constant, "c")] if constant is not None else []
-    inputs = ["x", "c"] if constant is not None else ["x"]
-    return helper.make_graph([helper.make_node(op, inputs, ["inner"])], op, [], [result], stored)
-
-
 def _if(condition_known):
-    node = helper.make_node(
-        "If",
-        ["c"],
-        ["y"],
-        name="choice",
-        then_branch=_branch("Neg"),
-        else_branch=_branch("Add", np.ones(3, np.float32)),
-    )
-    known = {"c": np.array(False)} if condition_known else {}
-    inputs = {"x": (F, [3]), **({} if condition_known else {"c": (TensorProto.BOOL, [])})}
-    return chain([node], inputs, ["y"], known)
+    given, known = ("", {"c": np.array(False)}) if condition_known else (", bool c", {})
+    text = f"""(float[3] x{given}) => (float[] y) {{
+        [choice] y = If<
+            then_branch = a () => (float[] inner) {{ inner = Neg(x) }},
+            else_branch = b () => (float[] inner) <float[3] ones = {{1, 1, 1}}> {{ inner = Add(x, ones) }}
+        >(c)
+    }}"""
+    return parsed(text, **known)
 
 
 def test_an_if_whose_condition_is_known_becomes_its_branch():
@@ -180,15 +157,11 @@ def test_control_flow_that_reads_from_outside_is_unsupported_and_named():
 
 
 def test_control_flow_that_is_closed_is_opaque():
-    constant = numpy_helper.from_array(np.ones(3, np.float32))
-
-    def branch(op):
-        nodes = [helper.make_node("Constant", [], ["k"], value=constant), helper.make_node(op, ["k"], ["inner"])]
-        result = helper.make_tensor_value_info("inner", F, [3])
-        return helper.make_graph(nodes, op, [], [result])
-
-    node = helper.make_node("If", ["c"], ["y"], then_branch=branch("Neg"), else_branch=branch("Abs"))
-    graph = load_model(chain([node], {"c": (TensorProto.BOOL, [])}, ["y"]))
+    branches = (
+        f"{side}_branch = g () => (float[3] r) {{ k = Constant<value = float[3] {{1, 1, 1}}>() r = {op}(k) }}"
+        for side, op in (("then", "Neg"), ("else", "Abs"))
+    )
+    graph = load_model(parsed(f"(bool c) => (float[] y) {{ y = If<{', '.join(branches)}>(c) }}"))
     assert [operator.op_type for operator in graph.operators] == ["If"]
     for condition, expected in ((True, -1), (False, 1)):
         found = run(fission(graph), {"c": np.array(condition)})["y"]
@@ -198,11 +171,10 @@ def test_control_flow_that_is_closed_is_opaque():
 # Shapes
 
 
-DYNAMIC = {"ids": (F, ["batch", "length", 4]), "mask": (F, ["batch", 1, "length"])}
-
-
 def _dynamic():
-    return chain([helper.make_node("MatMul", ["mask", "ids"], ["y"], name="m")], DYNAMIC, ["y"])
+    return parsed(
+        "(float[batch,length,4] ids, float[batch,1,length] mask) => (float[] y) { [m] y = MatMul(mask, ids) }"
+    )
 
 
 def test_dimensions_are_bound_by_name_and_shared_between_inputs():
@@ -222,7 +194,7 @@ def test_an_unknown_dimension_names_input_dimension_and_option():
 
 
 def test_an_input_without_any_shape_needs_one():
-    model = chain([_relu()], {"x": (F, None)}, ["y"])
+    model = parsed("(float[] x) => (float[] y) { y = Relu(x) }")
     with pytest.raises(ModelError, match="the shape is unknown"):
         load_model(model)
     assert load_model(model, {"x": (2, 3)}).types["y"].shape == (2, 3)
@@ -244,9 +216,7 @@ def test_shapes_that_do_not_fit_are_refused(shapes, complaint):
 
 
 def test_shapes_that_contradict_the_operators_name_the_node():
-    model = chain(
-        [helper.make_node("MatMul", ["a", "b"], ["y"], name="m")], {"a": (F, [2, 3]), "b": (F, [4, 5])}, ["y"]
-    )
+    model = parsed("(float[2,3] a, float[4,5] b) => (float[] y) { [m] y = MatMul(a, b) }")
     with pytest.raises(ModelError, match=r"node 'm' \(MatMul\): the types of its inputs"):
         load_model(model)
 

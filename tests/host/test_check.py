@@ -18,7 +18,7 @@ from korch.primitive.agreed import NUMPY, OWN, REFERENCE, RUNTIME
 from korch.primitive.dispute import noted_disputes
 from korch.primitive.op import Array
 from korch.report.explain import describe
-from tests.support.models import feeds_of, one_operator
+from tests.support.models import feeds_of, one_operator, parsed
 
 HALF = np.random.default_rng(0).normal(size=(1, 3, 2)).astype(np.float32)
 INVERSE = {"opset": 20, "inverse": 1, "onesided": 1}
@@ -70,16 +70,12 @@ def test_no_engine_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nodes_of_a_segment_are_checked_one_by_one() -> None:
-    nodes = [
-        helper.make_node("RandomNormalLike", ["x"], ["r"], name="noise"),
-        helper.make_node("Add", ["x", "r"], ["y"], name="add"),
-        helper.make_node("NonZero", ["x"], ["z"], name="find"),
-    ]
-    x = helper.make_tensor_value_info("x", 1, [2, 2])
-    out = [helper.make_tensor_value_info("y", 1, [2, 2]), helper.make_tensor_value_info("z", 7, None)]
-    model = helper.make_model(
-        helper.make_graph(nodes, "g", [x], out), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
-    )
+    text = """(float[2,2] x) => (float[2,2] y, int64[] z) {
+        [noise] r = RandomNormalLike(x)
+        [add] y = Add(x, r)
+        [find] z = NonZero(x)
+    }"""
+    model = parsed(text)
     _, _, texts = check_host(HostEngine(model, 1), model, {"x": np.eye(2, dtype=np.float32)})
     assert texts == [
         "not checked: its output is random",
@@ -143,12 +139,7 @@ def test_the_report_says_how_the_host_was_checked(given: dict[str, Array] | None
 
 
 def test_an_engine_that_fails_on_random_inputs_is_not_checked(cache_folder: Any) -> None:
-    nodes = [helper.make_node("NonZero", ["x"], ["z"]), helper.make_node("Reshape", ["z", "s"], ["y"], name="it")]
-    inputs = [helper.make_tensor_value_info("x", 1, [2, 2]), helper.make_tensor_value_info("s", 7, [1])]
-    out = [helper.make_tensor_value_info("y", 7, None)]
-    model = helper.make_model(
-        helper.make_graph(nodes, "g", inputs, out), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
-    )
+    model = parsed("(float[2,2] x, int64[1] s) => (int64[] y) { z = NonZero(x) [it] y = Reshape(z, s) }")
     for node in optimized(model, cache_folder).report.host:
         assert node.engine == RUNTIME
         assert node.checked.startswith("not checked: on random inputs the host can't run it: cannot reshape")

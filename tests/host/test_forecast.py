@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
 import korch
 from korch.cli import main
@@ -38,50 +37,28 @@ def one(model: onnx.ModelProto, **binding: Any) -> Forecast:
 
 def hosted_loop() -> onnx.ModelProto:
     """Return a model with a product, and a loop whose number of iterations is an input."""
-    body = helper.make_graph(
-        [helper.make_node("Add", ["before", "before"], ["after"]), helper.make_node("Identity", ["go"], ["goes"])],
-        "body",
-        [
-            helper.make_tensor_value_info("i", TensorProto.INT64, []),
-            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("before", TensorProto.FLOAT, None),
-        ],
-        [
-            helper.make_tensor_value_info("goes", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("after", TensorProto.FLOAT, None),
-        ],
-    )
-    nodes = [
-        helper.make_node("MatMul", ["x", "x"], ["h"]),
-        helper.make_node("NonZero", ["h"], ["places"]),
-        helper.make_node("Cast", ["places"], ["floats"], to=TensorProto.FLOAT),
-        helper.make_node("Loop", ["trips", "", "floats"], ["y"], "repeat", body=body),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "m",
-        [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 4]),
-            helper.make_tensor_value_info("trips", TensorProto.INT64, []),
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, None])],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    text = """(float[4,4] x, int64 trips) => (float[2,n] y) {
+        h = MatMul(x, x)
+        places = NonZero(h)
+        floats = Cast<to = 1>(places)
+        [repeat] y = Loop<body = body (int64 i, bool go, float[] before) => (bool goes, float[] after) {
+            after = Add(before, before)
+            goes = Identity(go)
+        }>(trips, , floats)
+    }"""
+    return parsed(text)
 
 
 def branches() -> onnx.ModelProto:
     """Return a model with a product, and a branch that reads a value from outside and whose condition is an input."""
-    sides = [
-        helper.make_graph([helper.make_node(op, ["h"], [out])], op, [], [helper.make_tensor_value_info(out, 1, [4, 4])])
-        for op, out in (("Relu", "a"), ("Neg", "b"))
-    ]
-    nodes = [
-        helper.make_node("MatMul", ["x", "x"], ["h"]),
-        helper.make_node("If", ["go"], ["y"], "choose", then_branch=sides[0], else_branch=sides[1]),
-    ]
-    inputs = [helper.make_tensor_value_info("x", 1, [4, 4]), helper.make_tensor_value_info("go", TensorProto.BOOL, [])]
-    graph = helper.make_graph(nodes, "m", inputs, [helper.make_tensor_value_info("y", 1, [4, 4])])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    text = """(float[4,4] x, bool go) => (float[4,4] y) {
+        h = MatMul(x, x)
+        [choose] y = If<
+            then_branch = a () => (float[4,4] r) { r = Relu(h) },
+            else_branch = b () => (float[4,4] r) { r = Neg(h) }
+        >(go)
+    }"""
+    return parsed(text)
 
 
 def test_a_branch_that_an_input_chooses() -> None:

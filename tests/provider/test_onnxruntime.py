@@ -202,12 +202,8 @@ def test_refuses_a_node_that_onnxruntime_does_not_know(provider, target):
 
 def test_refuses_a_node_with_a_large_tensor_inside(provider, target):
     value = onnx.numpy_helper.from_array(np.arange(100_000, dtype=np.float32))
-    branch = onnx.helper.make_graph(
-        [onnx.helper.make_node("Constant", [], ["z"], value=value)],
-        "g",
-        [],
-        [onnx.helper.make_tensor_value_info("z", 1, [100_000])],
-    )
+    branch = onnx.parser.parse_graph("g () => (float[100000] z) { z = Constant() }")
+    branch.node[0].attribute.append(onnx.helper.make_attribute("value", value))
     group = opaque_group("If", ["bool[]"], ["f32[100000]"], then_branch=branch, else_branch=branch)
     refusal = provider.offer(group, target)
     assert isinstance(refusal, Refusal)

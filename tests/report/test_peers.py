@@ -4,9 +4,7 @@ import importlib.util
 import itertools
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
 
 import korch
 from benchmarks.models import build
@@ -16,7 +14,7 @@ from korch.report.peers import PEERS, get_peer
 from korch.report.peers.arrays import BFLOAT16, load_arrays, save_arrays
 from korch.report.peers.peer import require
 from korch.system.extras import install_command
-from tests.support.models import in_onnxruntime, saved, sum_and_place
+from tests.support.models import in_onnxruntime, parsed, saved, sum_and_place
 
 NATIVE = ("onnxruntime", "openvino")
 TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is optional and not installed")
@@ -155,17 +153,8 @@ def test_random_inputs_repeat_by_seed_and_follow_the_given_shape(tmp_path):
 
 
 def test_integer_inputs_are_zeros_and_ones_and_initializers_are_no_inputs(tmp_path):
-    graph = helper.make_graph(
-        [helper.make_node("Gather", ["table", "ids"], ["y"])],
-        "lookup",
-        [
-            helper.make_tensor_value_info("ids", TensorProto.INT64, [50]),
-            helper.make_tensor_value_info("table", TensorProto.FLOAT, [2, 3]),
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [50, 3])],
-        [onnx.numpy_helper.from_array(np.ones((2, 3), np.float32), "table")],
-    )
-    inputs = random_inputs(saved(helper.make_model(graph), tmp_path))
+    text = "(int64[50] ids, float[2,3] table) => (float[50,3] y) { y = Gather(table, ids) }"
+    inputs = random_inputs(saved(parsed(text, table=np.ones((2, 3), np.float32)), tmp_path))
     assert list(inputs) == ["ids"]
     assert inputs["ids"].dtype == np.int64
     assert set(inputs["ids"]) == {0, 1}
@@ -192,8 +181,6 @@ def test_arrays_of_bfloat16_pass_between_processes_and_engines(tmp_path):
     for found, wanted in zip(load_arrays(tmp_path / "a.npz"), given, strict=True):
         assert found.dtype == wanted.dtype
         np.testing.assert_array_equal(found.astype(float), wanted.astype(float))
-    ends = [helper.make_tensor_value_info(name, TensorProto.BFLOAT16, [1, 3]) for name in "xy"]
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", ends[:1], ends[1:])
-    path = saved(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)]), tmp_path)
+    path = saved(parsed("(bfloat16[1,3] x) => (bfloat16[1,3] y) { y = Relu(x) }", 14), tmp_path)
     (y,) = PEERS["openvino"].prepare(path, {"x": x}, 1)()
     assert y.dtype == BFLOAT16 and y.astype(float).tolist() == [[0, 2.25, np.inf]]

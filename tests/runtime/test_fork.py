@@ -17,6 +17,7 @@ from korch.provider.onnxruntime import OnnxRuntimeProvider
 from korch.runtime.artifact import archive_of
 from tests.runtime import runtime_plans as plans
 from tests.support.c_code import MEMBER, llvm_of
+from tests.support.models import parsed
 
 SIZE = 1 << 16
 HANG_SECONDS = 60
@@ -120,11 +121,7 @@ def test_a_forked_child_runs_what_its_parent_has_run(operator, make_executable):
 
 def test_a_forked_child_runs_a_part_on_the_host():
     pytest.importorskip("onnxruntime")
-    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [512, 512])
-    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [512, 512])
-    graph = onnx.helper.make_graph([onnx.helper.make_node("MatMul", ["x", "x"], ["y"])], "g", [x], [y])
-    opset = onnx.helper.make_opsetid("", 17)
-    engine = HostEngine(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8), 2)
+    engine = HostEngine(parsed("(float[512,512] x) => (float[512,512] y) { y = MatMul(x, x) }"), 2)
     feeds = {"x": np.eye(512, dtype=np.float32)}
     engine.run(feeds)
     assert exit_code_of_child(lambda: np.testing.assert_array_equal(engine.run(feeds)["y"], feeds["x"])) == 0

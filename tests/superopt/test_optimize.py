@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
 import korch
 from korch.errors import OptionError
@@ -25,21 +24,19 @@ from tests.superopt.superopt_programs import LORA
 from tests.superopt.test_find import group_of
 from tests.support.blocks import BLOCKS
 from tests.support.facts import Facts
+from tests.support.models import parsed
 from tests.support.parse_tiles import parse_program
 
 
 def lora() -> onnx.ModelProto:
     """Return x w + (x a) b."""
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["p"]),
-        helper.make_node("MatMul", ["x", "a"], ["q"]),
-        helper.make_node("MatMul", ["q", "b"], ["r"]),
-        helper.make_node("Add", ["p", "r"], ["y"]),
-    ]
-    shapes = {"x": (3, 48), "w": (48, 32), "a": (48, 2), "b": (2, 32), "y": (3, 32)}
-    *inputs, y = (helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, shape) for n, shape in shapes.items())
-    graph = helper.make_graph(nodes, "lora", inputs, [y])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    text = """(float[3,48] x, float[48,32] w, float[48,2] a, float[2,32] b) => (float[3,32] y) {
+        p = MatMul(x, w)
+        q = MatMul(x, a)
+        r = MatMul(q, b)
+        y = Add(p, r)
+    }"""
+    return parsed(text, 18)
 
 
 @pytest.mark.long
