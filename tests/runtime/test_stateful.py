@@ -17,6 +17,7 @@ from korch.cli import main
 from korch.errors import ArtifactError, InputError, OptionError, UnsupportedError
 from korch.frontend.onnx import read_model
 from korch.pipeline.stateful import state_sizes
+from korch.ranges import free
 from korch.ranges.state import PAST, ROWS, TOTAL
 from korch.report.peers.artifact import ArtifactPeer
 from korch.runtime.executable import Executable
@@ -237,6 +238,35 @@ def test_a_session_keeps_its_rows(executable, reference) -> None:
     assert session.length == 30
     for state, present in zip(session.states(), presents, strict=True):
         np.testing.assert_allclose(state, present, rtol=1e-3, atol=1e-4)
+
+
+def test_recurrent_operators_whose_loops_are_refused_are_kept_whole(cache_folder, monkeypatch) -> None:
+    rng = np.random.default_rng(0)
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[n, 1, 4] x, float[p, 1, 4] past) => (float[n, 1, 3] y, float[total, 1, 4] present)
+        {
+            present = Concat <axis = 0> (past, x)
+            all, h, c = LSTM <hidden_size = 3> (present, m, r)
+            own, k, d = LSTM <hidden_size = 3> (x, m, r)
+            flat = Squeeze(own, one)
+            y = Add(flat, h)
+        }
+    """)
+    weights = {"m": (1, 12, 4), "r": (1, 12, 3)}
+    arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in weights.items()}
+    for name, array in {**arrays, "one": np.array([1])}.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    monkeypatch.delitem(free.RULES, "loop")
+    executable = korch.optimize(model, shapes={"p": range(24), "n": range(1, 12)}, cache_folder=cache_folder, **QUICK)
+    assert all(any("opaque" in step.primitives for step in e.plan.steps) for e in executable.executables)
+    reference = onnxruntime.InferenceSession(model.SerializeToString())
+    session, past = executable.session(), np.zeros((0, 1, 4), np.float32)
+    for rows in (9, 1, 1, 8):
+        x = rng.standard_normal((rows, 1, 4)).astype(np.float32)
+        wanted, past = reference.run(None, {"x": x, "past": past})
+        np.testing.assert_allclose(session.run(x=x)[0], wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(session.states()[0], past)
 
 
 @pytest.mark.parametrize("seq", [1, "seq"])

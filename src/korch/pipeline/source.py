@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Protocol
 
 import numpy as np
 
@@ -28,6 +29,13 @@ COMPARING = {"Clip", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"
 
 MOST_KEPT = 16
 """For how many choices of sizes a model's primitives are kept; they share its weights."""
+
+
+class Primitives(Protocol):
+    """A model's primitives by the size of each dimension, with recurrent operators as loops or kept whole."""
+
+    def __call__(self, sizes: Sizes, *, with_loops: bool = True) -> PrimitiveGraph:
+        """Return the primitives."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +81,23 @@ class Source:
         def primitives(sizes: Sizes, *, with_loops: bool = True) -> PrimitiveGraph:
             return fission(load_model(loaded, binding(sizes)), with_loops=with_loops)
 
+        return Source.made(loaded, dimensions, primitives, lambda sizes: (model, binding(sizes)))
+
+    @staticmethod
+    def made(
+        model: LoadedModel,
+        dimensions: tuple[Dimension, ...],
+        primitives: Primitives,
+        bound: Callable[[Sizes], tuple[ModelSource | OperatorGraph, Mapping[str, tuple[int, ...]]]],
+    ) -> Source:
+        """Return the source of a model; `bound`: as the field."""
         recurrent = {rule.operator for rule in RECURRENT}
-        is_recurrent = any(node.op_type in recurrent for node in all_nodes(loaded.nodes))
+        is_recurrent = any(node.op_type in recurrent for node in all_nodes(model.nodes))
         return Source(
             dimensions,
             lru_cache(MOST_KEPT)(primitives),
-            lambda sizes: (model, binding(sizes)),
-            compared_numbers(loaded),
+            bound,
+            compared_numbers(model),
             lru_cache(MOST_KEPT)(partial(primitives, with_loops=False)) if is_recurrent else None,
         )
 

@@ -25,7 +25,7 @@ from korch.numerics import ROUNDINGS, max_error
 from korch.options import Options
 from korch.pipeline.optimize import Watch
 from korch.pipeline.ranges import plans_for_all
-from korch.pipeline.source import Source, compared_numbers
+from korch.pipeline.source import Primitives, Source
 from korch.pipeline.stages import HALF
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
@@ -272,9 +272,9 @@ class _Model:
     def step(self, rows: int) -> Source:
         """Return the source of a step of some rows; its size is the number of rows after the step."""
 
-        @lru_cache(16)
-        def primitives(own: Sizes) -> PrimitiveGraph:
-            return with_states(fission(self.operators(rows, own[0] - rows)), self.states, self.kept)
+        def primitives(sizes: Sizes, *, with_loops: bool = True) -> PrimitiveGraph:
+            found = fission(self.operators(rows, sizes[0] - rows), with_loops=with_loops)
+            return with_states(found, self.states, self.kept)
 
         least = rows + max(1, self.sizes.past[0])
         dimension = Dimension(TOTAL, None, least, self.capacity)
@@ -283,9 +283,8 @@ class _Model:
     def first(self) -> Source:
         """Return the source of rows that follow no others; its size is their number."""
 
-        @lru_cache(16)
-        def primitives(own: Sizes) -> PrimitiveGraph:
-            found = fission(self.operators(own[0], 0))
+        def primitives(sizes: Sizes, *, with_loops: bool = True) -> PrimitiveGraph:
+            found = fission(self.operators(sizes[0], 0), with_loops=with_loops)
             return found if self.kept is None else with_kept_rows(found, self.states, self.kept)
 
         dimension = Dimension(ROWS, None, self.sizes.rows[0], min(self.sizes.rows[-1], self.capacity))
@@ -301,14 +300,9 @@ class _Model:
         return found
 
     def _source(
-        self,
-        dimension: Dimension,
-        primitives: Callable[[Sizes], PrimitiveGraph],
-        operators: Callable[[Sizes], OperatorGraph],
+        self, dimension: Dimension, primitives: Primitives, operators: Callable[[Sizes], OperatorGraph]
     ) -> Source:
-        return Source(
-            (dimension,), primitives, lambda own: (operators(own), {}), compared_numbers(self.sizes.model.model)
-        )
+        return Source.made(self.sizes.model.model, (dimension,), primitives, lambda own: (operators(own), {}))
 
     def described(self) -> StatefulModel:
         """Return what each axis of the inputs and outputs counts."""
