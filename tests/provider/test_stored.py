@@ -1,5 +1,7 @@
 """Products by weights that are stored in few bits: compiled, run and compared with the reference in float64."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from korch.primitive.ops.stored import StoredAttributes
 from korch.primitive.types import DType, ValueType
 from korch.provider.gemm import GemmProvider
 from korch.provider.provider import SPLIT, Kernel
-from korch.testing.kernels import check_offers
+from korch.testing.kernels import check_offers, offers_of, run_kernel
 from korch.tile.check.check import check_program
 from korch.tile.ir.program import Contract, Product
 from tests.provider.linear_groups import Graph
@@ -95,6 +97,28 @@ def test_products_of_rounded_data(target, builder, rng):
         assert any(
             isinstance(step, Contract) and step.product is Product.S8U8 for _, step in kernel.program.stages[1].leaves
         )
+
+
+@pytest.mark.parametrize(("bits", "block"), [(4, 128), (2, 512)])
+def test_sums_of_the_largest_bytes_do_not_overflow(target, builder, bits, block):
+    g = Graph()
+    at = StoredAttributes(bits, block, 0, is_rounded=True)
+    q, scales = np.full((2 * block // at.each, 3), 255, np.uint8), np.ones((2, 3), np.float32)
+    x = np.ones((7, 2 * block), np.float32) * (-1.0) ** np.arange(7, dtype=np.float32)[:, None]
+    group = g.group(g.add("matmul_stored", [g.tensor(*x.shape), g.constant(q), g.constant(scales)], at))
+    for _, offer, kernel in offers_of(GemmProvider(), [group], target):
+        assert isinstance(kernel, Kernel)
+        (y,) = run_kernel(kernel, group, offer, [x, q, scales], builder)
+        assert np.array_equal(y, x[:, :1] * np.full(3, 2 * block * ((1 << bits) - 1), np.float32))
+
+
+def test_parts_of_bytes_are_added_up_in_sixteen_bits(target):
+    group = stored((1, 64), 4 * target.lanes, block=32, zero=8, is_rounded=True)
+    ((_, _, kernel),) = offers_of(GemmProvider(), [group], replace(target, isa="avx2", lanes=8))
+    assert isinstance(kernel, Kernel)
+    # Each part of two groups of bytes, by two vectors of columns.
+    assert kernel.source.count("call <16 x i16> @llvm.x86.avx2.pmadd.ub.sw") == 8 * 2
+    assert kernel.source.count("call <8 x i32> @llvm.x86.avx2.pmadd.wd") == 2
 
 
 class SplitGemmProvider(GemmProvider):
