@@ -1,3 +1,7 @@
+import gc
+import os
+from pathlib import Path
+
 import numpy as np
 import onnx
 import pytest
@@ -6,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from korch.errors import ModelError, OptionError, UnsupportedError
 from korch.fission import fission
 from korch.frontend import format_operators, load_model
-from korch.frontend.onnx import load_segments
+from korch.frontend.onnx import load_segments, read_model
 from korch.primitive.reference import run
 from tests.support.models import chain, one_operator, parsed
 
@@ -28,6 +32,22 @@ def test_path_bytes_and_proto_give_the_same_graph(tmp_path):
     }
     assert len(texts) == 1
     assert load_model(path).name == str(path)
+
+
+def test_weights_are_in_memory_once(tmp_path):
+    model = parsed("(float[4096] x) => (float[4096] y) { y = MatMul(w, x) }", w=np.ones((4096, 4096), np.float32))
+    onnx.save(model, tmp_path / "m.onnx")
+    del model
+    gc.collect()
+    before = resident_bytes()
+    found = read_model(tmp_path / "m.onnx")
+    gc.collect()
+    assert 64 << 20 <= resident_bytes() - before < 96 << 20
+    assert found.constants["w"].shape == (4096, 4096)
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text("utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_the_text_form():

@@ -82,11 +82,11 @@ def _attend(
     dtype = d.dtype(d.node.input[0])
     if heads > groups:
         k, v = (_repeated(d, x, groups, heads // groups, run) for x in (k, v))
-    scale = (d.attributes.number("scale", 0.0) or 1 / math.sqrt(size)) / (how.cap or 1.0)
-    scores = d.op("MatMul", q, d.op("Transpose", k, perm=[0, 1, 3, 2]))
-    scores = d.widened(d.op("Mul", scores, d.constant(np.array(scale, dtype))))
+    scale = d.attributes.number("scale", 0.0) or 1 / math.sqrt(size)
+    q = d.op("Mul", q, d.constant(np.array(scale, dtype)))  # products that are not scaled may overflow float16
+    scores = d.widened(d.op("MatMul", q, d.op("Transpose", k, perm=[0, 1, 3, 2])))
     if how.cap:
-        scores = d.op("Mul", d.op("Tanh", scores), d.number(how.cap))
+        scores = d.op("Mul", d.op("Tanh", d.op("Mul", scores, d.number(1 / how.cap))), d.number(how.cap))
     added = [d.widened(how.bias)] if how.bias else []
     added += [d.op("Where", mask, d.number(0.0), d.number(how.lowest)) for mask in how.masks]
     while len(added) > 1:

@@ -10,7 +10,7 @@ import onnx
 from onnx import inliner
 
 from korch.frontend.infer import array_type_proto, type_proto
-from korch.frontend.names import subgraphs
+from korch.frontend.names import first_output, subgraphs
 from korch.primitive.op import Array
 from korch.primitive.types import ValueType
 
@@ -52,7 +52,7 @@ def expand_composite(
     same_version = all(opsets.get("" if o.domain == "ai.onnx" else o.domain) == o.version for o in flat.opset_import)
     if not same_version:
         return None
-    return _renamed(nodes, keep={*named, *node.output}, prefix=_prefix(node))
+    return _renamed(nodes, {*named, *node.output}, node)
 
 
 def take_branch(node: onnx.NodeProto, condition: bool) -> list[onnx.NodeProto]:
@@ -62,29 +62,27 @@ def take_branch(node: onnx.NodeProto, condition: bool) -> list[onnx.NodeProto]:
     nodes = [onnx.helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in graph.initializer]
     nodes += graph.node
     inner = {name for n in nodes for name in n.output}
-    prefix = _prefix(node)
-    result = _renamed(nodes, keep=set(), prefix=prefix)
+    result = _renamed(nodes, set(), node)
     for item, name in zip(graph.output, node.output, strict=True):
-        source = prefix + item.name if item.name in inner else item.name
+        source = f"{first_output(node)}/{item.name}" if item.name in inner else item.name
         if name:
             result.append(onnx.helper.make_node("Identity", [source], [name]))
     return result
 
 
-def _prefix(node: onnx.NodeProto) -> str:
-    first = next((name for name in node.output if name), "")
-    return f"{node.name or first}/"
+def _renamed(nodes: Sequence[onnx.NodeProto], keep: set[str], whole: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Return copies of the nodes that replace a `whole` one, with its name before theirs.
 
-
-def _renamed(nodes: Sequence[onnx.NodeProto], keep: set[str], prefix: str) -> list[onnx.NodeProto]:
-    """Return copies of nodes with `prefix` before their names and before the names of all outputs not in `keep`."""
-    table = {name: prefix + name for node in nodes for name in node.output if name and name not in keep}
+    Its first output is put before the names of all outputs not in `keep`: names of nodes need not be unique.
+    """
+    first = first_output(whole)
+    table = {name: f"{first}/{name}" for node in nodes for name in node.output if name and name not in keep}
     copies = []
     for node in nodes:
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
         _rename(copy, table)
-        copy.name = prefix + (node.name or node.op_type)
+        copy.name = f"{whole.name or first}/{node.name or node.op_type}"
         copies.append(copy)
     return copies
 

@@ -17,7 +17,7 @@ from onnx import helper
 
 from korch.errors import UnsupportedError
 from korch.frontend.attributes import NodeAttributes
-from korch.frontend.names import captured_names, node_label, order_nodes
+from korch.frontend.names import captured_names, first_output, node_label, order_nodes
 from korch.frontend.operator import Iteration, OperatorGraph, Stream
 from korch.frontend.tensors import read_tensor
 from korch.primitive.op import Array
@@ -129,7 +129,7 @@ def _read_loop(walk: Propagation, node: onnx.NodeProto, body: _Body) -> tuple[tu
     uses_number = number in {*body.outputs, *(name for n in body.nodes for name in (*n.input, *captured_names(n)))}
     if uses_number:
         body.types[number] = ValueType((), DType.I64)
-        sources, reads = [*sources, f"{body.where}, iterations"], [*reads, FIRST]
+        sources, reads = [*sources, f"{first_output(node)}, iterations"], [*reads, FIRST]
     graph = body.read(walk, body.outputs)
     following = graph.constants.get(graph.outputs[0])
     graph = replace(graph, outputs=graph.outputs[1:])

@@ -10,9 +10,14 @@ import onnx
 from korch.errors import ModelError
 
 
+def first_output(node: onnx.NodeProto) -> str:
+    """Return the first output of a node that is not left out."""
+    return next((output for output in node.output if output), "")
+
+
 def node_label(node: onnx.NodeProto) -> str:
     """Return how messages name a node: its type, and its name or first output."""
-    name = node.name or next((output for output in node.output if output), "")
+    name = node.name or first_output(node)
     domain = f"{node.domain}::" if node.domain not in ("", "ai.onnx") else ""
     return f"node {name!r} ({domain}{node.op_type})"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import onnx
 
-from korch.frontend.names import subgraphs
+from korch.frontend.names import first_output, subgraphs
 
 RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 
@@ -48,17 +48,18 @@ def _is_batch_first(node: onnx.NodeProto) -> bool:
 def _transposed(node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
-    copy.name = node.name or next(filter(None, node.output), "")
+    first = first_output(node)
+    copy.name = node.name or first
     del copy.attribute[:]
     copy.attribute.extend(attribute for attribute in node.attribute if attribute.name != "layout")
     for i in SWAPPED_INPUTS:
         if i < len(node.input) and node.input[i]:
-            copy.input[i] = f"{copy.name}/input {i}"
+            copy.input[i] = f"{first}/input {i}"
             yield onnx.helper.make_node("Transpose", [node.input[i]], [copy.input[i]], copy.input[i], perm=(1, 0, 2))
     results = []
     for i, (output, order) in enumerate(zip(node.output, OUTPUT_ORDERS, strict=False)):
         if output:
-            copy.output[i] = f"{copy.name}/output {i}"
+            copy.output[i] = f"{first}/output {i}"
             results.append(onnx.helper.make_node("Transpose", [copy.output[i]], [output], copy.output[i], perm=order))
     yield copy
     yield from results
