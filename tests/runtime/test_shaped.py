@@ -1,11 +1,13 @@
 """One executable for several shapes: the right plan is chosen, and weights are stored once."""
 
 import copy
+import gc
 import hashlib
 import json
 import pickle
 import re
 import threading
+import weakref
 import zipfile
 from pathlib import Path
 
@@ -18,8 +20,10 @@ import korch
 from korch.cli import main
 from korch.cli.shapes import parse_bindings
 from korch.errors import ArtifactError, InputError, ModelError, OptionError, UnsupportedError
+from korch.runtime.combine import Combined
 from korch.runtime.shaped import ShapedExecutable
 from korch.runtime.unpack import unpack
+from tests.runtime import runtime_plans as plans
 from tests.support.c_session import Session
 from tests.support.models import parsed
 
@@ -295,3 +299,21 @@ def test_the_command_line_builds_explains_and_runs_it(
     assert main([*bench, "--shape", "x=1x8x48"]) == 0
     assert main([*bench, "--shape", "x=1x9x48"]) == 1
     assert "0 plans of" in capsys.readouterr().err
+
+
+def test_plans_that_were_taken_keep_only_their_new_weights(make_executable, builder):
+    combined, kept = Combined(), []
+    for make in (plans.blocked_constant, plans.chain, plans.blocked_constant):
+        executable = make_executable(make())
+        kept.append(weakref.ref(executable.artifact.weights))
+        combined.take([executable])
+    del executable
+    gc.collect()
+    assert [one() for one in kept] == [None] * 3
+    artifacts, shared = combined.finish(builder)
+    assert shared.places == [[0, 1], [], [0, 1]]
+    found = ShapedExecutable(artifacts, shared)
+    for make, one in zip((plans.blocked_constant, plans.chain, plans.blocked_constant), found.executables, strict=True):
+        arrays = plans.random_arrays(make().graph)
+        for output, wanted in zip(one(*arrays), make().meaning(*arrays), strict=True):
+            np.testing.assert_allclose(output, wanted, rtol=1e-6)

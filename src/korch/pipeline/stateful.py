@@ -34,7 +34,7 @@ from korch.ranges.binding import Bound
 from korch.ranges.form import Dimension, Sizes, range_text
 from korch.ranges.state import LARGEST_BYTE, PAST, ROWS, TOTAL, State, states_of, with_kept_rows, with_states
 from korch.report.progress import Progress, Update
-from korch.runtime.combine import combine
+from korch.runtime.combine import Combined
 from korch.runtime.record import ModelRecord
 from korch.runtime.rows import RowCounter, StatefulModel, StateTensor
 from korch.runtime.runnable import random_feeds
@@ -356,15 +356,16 @@ def optimize_stateful(
     """
     known = _Model.of(sizes, options.state)
     sources = known.sources()
-    found, steps = [], []
+    combined, steps = Combined(), []
     # A state's memory is that of its largest size, so that all plans have the same.
     options = replace(options, search=replace(options.search, range_least=known.capacity))
     for i, (rows, source) in enumerate(sources.items()):
         own = replace(options.for_search(i), inputs=None)
         executables, ranges = plans_for_all(source, own, progress, deadline.shared(len(sources) - i), watch)
-        found += executables
+        combined.take(executables)
+        del executables  # with their weights, before the next ones are made
         steps.append(Steps(rows, ranges))
-    artifacts, shared = combine(found, builder_of(options))
+    artifacts, shared = combined.finish(builder_of(options))
     for i, artifact in enumerate(artifacts):
         model = replace(artifact.plan.model, path=record.path, sha256=record.sha256)
         artifacts[i] = replace(artifact, plan=replace(artifact.plan, model=model))
