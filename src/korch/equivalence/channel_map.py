@@ -91,6 +91,7 @@ class _Walk:
     view: View
     root: int
     known: dict[tuple[object, ...], MapPlace | None] = field(default_factory=dict)
+    shared: set[int] = field(default_factory=set)  # values that are not private, as known so far
     steps: int = 0
 
     def is_private(self, value: int) -> bool:
@@ -98,7 +99,8 @@ class _Walk:
         found, waiting = {value, self.root}, [value]
         while waiting:
             v = waiting.pop()
-            if self.view.is_output(v) or len(found) > MOST_VALUES:
+            if v in self.shared or self.view.is_output(v) or len(found) > MOST_VALUES:
+                self.shared.add(value)
                 return False
             new = [u for u in self.view.needed_by(v) if u not in found]
             found.update(new)
@@ -122,8 +124,10 @@ class _Walk:
             self.steps += 1
             if self.steps > MOST_STEPS:
                 break
+            # Asked before the walk goes on: a value that a shared one needs is shared, too.
+            is_private = self.is_private(value)
             place = _THROUGH[step.op](self, step, m)
-            if place is not None and not self.is_private(value):
+            if place is not None and not is_private:
                 place = replace(place, saved={})
             if place is not None and (best is None or place.gain > best.gain):
                 best = place

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -21,6 +21,7 @@ from korch.equivalence.rules import RULES
 from korch.errors import OptionError
 from korch.primitive.graph import Constant, GraphBuilder, Primitive, PrimitiveGraph
 from korch.primitive.tied import tied_constants
+from korch.primitive.walks import reached
 from korch.system.deadline import Deadline
 
 logger = logging.getLogger("korch.equivalence")
@@ -232,14 +233,14 @@ def without_circular(graph: PrimitiveGraph) -> PrimitiveGraph:
         p
         for p, primitive in enumerate(graph.primitives)
         if all(first.get(v, last) < first.get(primitive.output, 0) for v in primitive.inputs)
-        or not _is_circular(graph, primitive)
+        or not _is_circular(graph, primitive, first)
     ]
     if len(kept) == len(graph.primitives):
         return graph
     return graph.with_primitives(kept)
 
 
-def first_known(graph: PrimitiveGraph, without: int | None = None) -> dict[int, int]:
+def first_known(graph: PrimitiveGraph) -> dict[int, int]:
     """Return the order in which values become known if all primitives run that can; other values are missing.
 
     A value that is known before a primitive's output does not need it, which avoids most of the search.
@@ -250,7 +251,7 @@ def first_known(graph: PrimitiveGraph, without: int | None = None) -> dict[int, 
     ready.extend(p.output for p in graph.primitives if not p.inputs)
     while ready:
         value = ready.popleft()
-        if value in found or value == without:
+        if value in found:
             continue
         found[value] = len(found)
         for p in graph.consumers[value]:
@@ -260,12 +261,32 @@ def first_known(graph: PrimitiveGraph, without: int | None = None) -> dict[int, 
     return found
 
 
-def _is_circular(graph: PrimitiveGraph, primitive: Primitive) -> bool:
-    """Return whether some input of an alternative can't be computed without its output."""
-    if len(graph.producers[primitive.output]) == 1:
+def _is_circular(graph: PrimitiveGraph, primitive: Primitive, first: Mapping[int, int]) -> bool:
+    """Return whether some input of an alternative can't be computed without its output.
+
+    `first`: the result of `first_known`, by which only values that become known later are looked at.
+    """
+    output, last = primitive.output, len(first)
+    place = first.get(output, last)
+    if len(graph.producers[output]) == 1:
         return False
-    known = first_known(graph, without=primitive.output)
-    return any(value not in known for value in primitive.inputs)
+    if output in primitive.inputs:
+        return True
+
+    def later(p: Primitive) -> set[int]:
+        """Return the inputs of a primitive that may need the output."""
+        return {v for v in p.inputs if v == output or (v not in graph.given and first.get(v, last) >= place)}
+
+    def makers(value: int) -> Iterator[Primitive]:
+        return (graph.primitives[p] for p in graph.producers[value])
+
+    asked = later(primitive)
+    values = reached(asked, lambda v: (u for p in makers(v) for u in later(p) if u != output))
+    waiting = [(v, needed) for v in values for p in makers(v) if output not in (needed := later(p))]
+    known: set[int] = set()
+    while new := {v for v, needed in waiting if needed <= known} - known:
+        known |= new
+    return not asked <= known
 
 
 @dataclass
