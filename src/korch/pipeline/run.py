@@ -3,9 +3,11 @@
 import gc
 import logging
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +17,7 @@ from korch.errors import KorchError
 from korch.frontend.onnx import ModelSource
 from korch.frontend.operator import OperatorGraph
 from korch.measure.meter import AnyMeter
+from korch.numerics import Standard
 from korch.options import Options
 from korch.pipeline.least import Least, announce
 from korch.pipeline.results import SplitModel, StageResults
@@ -74,6 +77,8 @@ class Run:
     end_s: float = 0.0  # predicted seconds to build, check and write the plan
     # the budget that suffices to time the kernels of a first plan, if the given budget is too short for it
     timing_s: float | None = None
+    is_checked: bool = False  # whether one of the stages that run is that of the reference
+    standard: Future[Standard] | None = None  # the reference, if it is computed beside another stage
     resources: ExitStack = field(default_factory=ExitStack)  # closed when the run ends
     stage_seconds: dict[str, float] = field(default_factory=dict)  # seconds of each stage that has ended
     idle_shares: dict[str, float] = field(default_factory=dict)  # idle share of the usable cores, by stage
@@ -182,7 +187,9 @@ class Run:
         return end_s + FRESH_S * (budget_s >= 10 * FRESH_S)
 
 
-_before: list[tuple[int, int, int]] = []
+TURN_S = 0.0005  # a thread that computes with NumPy waits for this after each step, while another one runs Python
+
+_before: list[tuple[float, tuple[int, int, int]]] = []
 _collections = threading.Lock()
 
 
@@ -191,15 +198,18 @@ def few_collections() -> Iterator[None]:
     """Make Python's garbage collector run rarely, until the last of the searches that run at the same time ends.
 
     A search makes millions of long-lived objects and hardly any reference cycles, so that frequent
-    collections take time and free nothing.
+    collections take time and free nothing. Threads also take turns more often, as the reference is computed
+    beside other work.
     """
     with _collections:
-        _before.append(gc.get_threshold())
+        _before.append((sys.getswitchinterval(), gc.get_threshold()))
         gc.set_threshold(200_000, 50, 100)
+        sys.setswitchinterval(TURN_S)
     try:
         yield
     finally:
         with _collections:
             last = _before.pop()  # the first one is popped last, whichever search ends last
             if not _before:
-                gc.set_threshold(*last)
+                sys.setswitchinterval(last[0])
+                gc.set_threshold(*last[1])
