@@ -6,6 +6,7 @@ element, loads are of whole vectors; where it is zero, an element is broadcast; 
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
@@ -25,8 +26,36 @@ from korch.primitive.walks import reached
 
 Point = tuple[int, ...]
 
+Needed = tuple[int, Point, Point]
+"""A value with two of its elements."""
 
-def strides(candidate: Candidate) -> dict[int, int]:
+
+@dataclass(eq=False)
+class Traces:
+    """What elements of a group's values are computed from. All offers of the group ask for much the same."""
+
+    body: PrimitiveGraph
+    known: dict[Needed, list[Needed]] = field(default_factory=dict)
+
+    def sources(self, value: int, first: Point, second: Point) -> list[Needed]:
+        """Return the inputs that two elements of a value are computed from, with the elements that they need."""
+        asked = value, first, second
+        if asked not in self.known:
+            inputs = {number for _, number in self.body.inputs}
+
+            def operands(entry: Needed) -> Iterator[Needed]:
+                value, *points = entry
+                for primitive in () if value in inputs else self.body.producing(value):
+                    for source in primitive.inputs:
+                        one, other = (_needed(self.body, primitive, source, point) for point in points)
+                        if one is not None and other is not None:
+                            yield source, one, other
+
+            self.known[asked] = [entry for entry in reached([asked], operands) if entry[0] in inputs]
+        return self.known[asked]
+
+
+def strides(candidate: Candidate, traces: Traces) -> dict[int, int]:
     """Return, by input, the distance in elements between what two neighbouring elements of the largest output need.
 
     Neighbours are next to each other in the output's layout. An input that several primitives read has its largest
@@ -43,7 +72,7 @@ def strides(candidate: Candidate) -> dict[int, int]:
     if ends is None:
         return {}
     found: dict[int, int] = {}
-    for source, first, second in _sources(body, value, *ends):
+    for source, first, second in traces.sources(value, *ends):
         position = group.position[source]
         shape, stored = body.types[source].shape, offer.inputs[position]
         distance = abs(_offset(second, shape, stored) - _offset(first, shape, stored))
@@ -51,7 +80,7 @@ def strides(candidate: Candidate) -> dict[int, int]:
     return found
 
 
-def reduced_strides(candidate: Candidate) -> list[int]:
+def reduced_strides(candidate: Candidate, traces: Traces) -> list[int]:
     """Return, for each reduction and input that it reads, the distance in memory of two terms of one sum."""
     group, body = candidate.group, candidate.group.body
     found = []
@@ -64,7 +93,7 @@ def reduced_strides(candidate: Candidate) -> list[int]:
             continue
         first = tuple(max(0, n // 2 - 1) for n in shape)
         second = (*first[:axis], first[axis] + 1, *first[axis + 1 :])
-        for source, one, other in _sources(body, p.inputs[0], first, second):
+        for source, one, other in traces.sources(p.inputs[0], first, second):
             position = group.position[source]
             size, stored = body.types[source].shape, candidate.offer.inputs[position]
             found.append(abs(_offset(other, size, stored) - _offset(one, size, stored)))
@@ -86,6 +115,8 @@ def _neighbours(shape: Sequence[int], layout: Layout) -> tuple[Point, Point] | N
 
 def _offset(point: Point, shape: Sequence[int], layout: Layout) -> int:
     """Return the place of an element in memory."""
+    if not layout.blocks:
+        return _ravel([point[axis] for axis in layout.order], [shape[axis] for axis in layout.order])
     found, rest = 0, list(point)
     for axis in layout.order:
         block = layout.block(axis)
@@ -94,21 +125,6 @@ def _offset(point: Point, shape: Sequence[int], layout: Layout) -> int:
     for axis, size in layout.blocks:
         found = found * size + rest[axis] % size
     return found
-
-
-def _sources(body: PrimitiveGraph, value: int, first: Point, second: Point) -> Iterator[tuple[int, Point, Point]]:
-    """Return the inputs that two elements of a value are computed from, with the elements that they need."""
-    inputs = {number for _, number in body.inputs}
-
-    def operands(entry: tuple[int, Point, Point]) -> Iterator[tuple[int, Point, Point]]:
-        value, *points = entry
-        for primitive in () if value in inputs else body.producing(value):
-            for source in primitive.inputs:
-                one, other = (_needed(body, primitive, source, point) for point in points)
-                if one is not None and other is not None:
-                    yield source, one, other
-
-    return (entry for entry in reached([(value, first, second)], operands) if entry[0] in inputs)
 
 
 def _needed(body: PrimitiveGraph, p: Primitive, source: int, point: Point) -> Point | None:
@@ -145,7 +161,7 @@ def _needed(body: PrimitiveGraph, p: Primitive, source: int, point: Point) -> Po
     return tuple(min(i, n - 1) for i, n in zip(tail_of, shape, strict=True))
 
 
-def _ravel(point: Point, shape: Sequence[int]) -> int:
+def _ravel(point: Sequence[int], shape: Sequence[int]) -> int:
     found = 0
     for index, size in zip(point, shape, strict=True):
         found = found * size + index

@@ -8,10 +8,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 from korch.candidate.candidate import Candidate, Group
 from korch.candidate.layout import Layout
-from korch.costs.access import reduced_strides, strides
+from korch.costs.access import Traces, reduced_strides, strides
 from korch.costs.analysis import Analysis
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Category
@@ -33,15 +35,39 @@ LANE_ALIGNED = 16
 """Elements after which a row of float32 begins at a cache line again."""
 
 
-def features(candidate: Candidate, analysis: Analysis, target: Target) -> Features:
+@dataclass(eq=False)
+class GroupFacts:
+    """What the features of all offers of a group have in common."""
+
+    group: Group
+
+    @cached_property
+    def features(self) -> Features:
+        """The features that do not depend on the offer."""
+        return {**_body(self.group), **_linear(self.group.body)}
+
+    @cached_property
+    def traces(self) -> Traces:
+        """What elements are computed from."""
+        return Traces(self.group.body)
+
+
+def features_of(candidates: Sequence[Candidate], analyses: Sequence[Analysis], target: Target) -> list[Features]:
+    """Return the features of each candidate."""
+    facts = {id(c.group): GroupFacts(c.group) for c in candidates}
+    return [features(c, found, target, facts[id(c.group)]) for c, found in zip(candidates, analyses, strict=True)]
+
+
+def features(candidate: Candidate, analysis: Analysis, target: Target, facts: GroupFacts | None = None) -> Features:
     """Return the features of a candidate.
 
     Args:
         candidate: a group with an offer.
         analysis: the analytic guess of its time.
         target: the machine: its lanes, threads and caches.
+        facts: those of the group, if they may be known.
     """
-    group, offer = candidate.group, candidate.offer
+    group, offer, facts = candidate.group, candidate.offer, facts or GroupFacts(candidate.group)
     found: dict[str, float] = {f"provider {candidate.provider}": 1.0}
     guess_ns = max(1.0, analysis.guess_ns)
     found["guess"] = math.log2(guess_ns)
@@ -62,11 +88,10 @@ def features(candidate: Candidate, analysis: Analysis, target: Target) -> Featur
     if candidate.served is not None:
         found["served"] = candidate.served.share(group.body)
     found |= _variant(offer.variant)
-    found |= _body(group)
-    found |= _linear(group.body)
+    found |= facts.features
     found |= _layouts("in", group.input_types, offer.inputs)
     found |= _layouts("out", group.output_types, offer.outputs)
-    found |= _access(candidate)
+    found |= _access(candidate, facts.traces)
     found["innermost axes"] = float(innermost_axes(candidate))
     return found
 
@@ -183,17 +208,17 @@ def _layouts(side: str, types: Sequence[ValueType], layouts: Sequence[Layout]) -
     }
 
 
-def _access(candidate: Candidate) -> dict[str, float]:
+def _access(candidate: Candidate, traces: Traces) -> dict[str, float]:
     """Return how neighbouring elements of the largest output lie in the inputs, and neighbouring terms of sums."""
     group, offer = candidate.group, candidate.offer
     found: Counter[str] = Counter()
-    for position, distance in strides(candidate).items():
+    for position, distance in strides(candidate, traces).items():
         size = offer.inputs[position].size_bytes(group.input_types[position])
         kind = ("broadcast", "contiguous")[distance] if distance < 2 else "strided"
         found[f"{kind} inputs"] += 1
         found[f"{kind} bytes"] += size
         found["largest stride"] = max(found["largest stride"], distance)
-    terms = reduced_strides(candidate)
+    terms = reduced_strides(candidate, traces)
     found["contiguous sums"], found["strided sums"] = terms.count(1), sum(distance > 1 for distance in terms)
     return {name: _log(value) if "bytes" in name or "stride" in name else float(value) for name, value in found.items()}
 
