@@ -64,7 +64,7 @@ def _times(runners: Mapping[int, Callable[[], int]], until: Until) -> dict[int, 
         if is_enough and all(not summarize(*zip(*own, strict=True)).is_disturbed for own in times.values() if own):
             break
         for i, run in runners.items():
-            if not is_hurried or turn == 0:
+            if len(runners) > 1 and (not is_hurried or turn == 0):
                 run()  # the first run after another plan finds its caches cold
             absence = Absence()
             taken_ns = run()
