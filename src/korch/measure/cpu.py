@@ -12,7 +12,7 @@ import numpy as np
 from korch.candidate.candidate import Candidate, Refusal
 from korch.costs.analysis import analyse, work_of
 from korch.costs.calibrated import ScoreTail
-from korch.costs.features import features
+from korch.costs.features import features_of
 from korch.costs.model import model_for
 from korch.costs.operations import gathered_indices, iterations
 from korch.costs.rates import Calibration, Rates, Work
@@ -23,6 +23,8 @@ from korch.measure.calibrate import FACT, calibrate
 from korch.measure.compiler import Builder, target_of, usable_folder
 from korch.measure.database import Database
 from korch.measure.farm import Batch, Farm
+from korch.measure.llvm_process import start_processes
+from korch.measure.llvm_worker import PRINTING
 from korch.measure.meter import NEVER, SPREAD, CandidateMeter
 from korch.measure.pace import Pace
 from korch.measure.record import Failed, FailureKind, Measured, Record
@@ -33,6 +35,7 @@ from korch.provider.in_place import InPlaceProvider
 from korch.provider.provider import Kernel, Provider
 from korch.provider.state import StateProvider
 from korch.records import plain
+from korch.system.cores import usable_cores
 from korch.system.deadline import Deadline
 from korch.target import Target
 
@@ -41,13 +44,9 @@ logger = logging.getLogger("korch.measure")
 DISPATCH_NS = 20
 """The time per kernel for its call: loading pointers, an indirect call."""
 
-CALIBRATION_LIMIT_S, CALIBRATION_SHARE = 5.0, 0.1
-"""The seconds, and the share of the budget, after which a search with a budget only completes the calibration: it takes
-three seconds on an idle machine, and much longer on a busy one."""
-
-
-PRINTING = tuple(f"korch.provider.{name}" for name in ("attention", "conv", "gemm", "generated", "winograd"))
-"""The modules of providers that print their kernels, which takes long enough to do it in other processes."""
+CALIBRATION_LIMIT_S, CALIBRATION_SHARE, UNCALIBRATED_S = 5.0, 0.1, 5.0
+"""The seconds, and the share of the budget beyond the last ones, after which a search with a budget only completes the
+calibration: it takes three seconds on an idle machine, and much longer on a busy one."""
 
 PACE_FACT = "pace-3"
 """The name in the database of the usual durations of work."""
@@ -104,6 +103,8 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         self.database = Database(folder, self.target.fingerprint, fields=fields)
         self.pace = Pace(self.database.fact(PACE_FACT))
         self.calibration = self._calibrate()
+        if options.measure and options.replay is None and self.farm is None:
+            start_processes(usable_cores())  # while candidates are enumerated
         self.reads_weights_from_memory = weights_bytes > self.calibration.kept_bytes
         if self.reads_weights_from_memory:
             self.database.close()
@@ -141,7 +142,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         analyses = [analyse(candidate, self.calibration, is_cold=is_cold) for candidate in candidates]
         if self.model is None:
             return [(analysis.guess_ns, SPREAD) for analysis in analyses]
-        rows = [features(c, analysis, self.target) for c, analysis in zip(candidates, analyses, strict=True)]
+        rows = features_of(candidates, analyses, self.target)
         return self.model.predict(rows, [analysis.guess_ns for analysis in analyses])
 
     def tails(self) -> Mapping[str, ScoreTail]:
@@ -276,7 +277,8 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
                 logger.warning("the stored calibration is damaged; the machine is measured again")
         if known is None:
             budget_s = self.options.budget_s
-            limit_s = None if budget_s is None else min(CALIBRATION_LIMIT_S, CALIBRATION_SHARE * budget_s)
+            share_s = CALIBRATION_SHARE * max(0.0, (budget_s or 0.0) - UNCALIBRATED_S)
+            limit_s = None if budget_s is None else min(CALIBRATION_LIMIT_S, share_s)
             end = Deadline.after(limit_s, time.monotonic())
             known = calibrate(self.target, self.builder, end)
             self.has_brief_rates = end.is_over

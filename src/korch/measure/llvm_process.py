@@ -81,6 +81,12 @@ def compile_llvm(source: Path, target: Path, stop: Deadline) -> None:
         raise refusal
 
 
+def start_processes(count: int) -> None:
+    """Start processes until some number is idle; they load what kernels are built with, which takes half a second."""
+    with contextlib.suppress(KilledError):  # a compilation reports it
+        _idle.extend(_start() for _ in range(count - len(_idle)))
+
+
 def _start() -> subprocess.Popen[str]:
     try:
         return subprocess.Popen(
