@@ -95,7 +95,8 @@ def test_products_of_rounded_data(target, builder, rng):
     for _, _, kernel in check_offers(GemmProvider(), groups, target, builder, rng):
         check_program(kernel.program)
         assert any(
-            isinstance(step, Contract) and step.product is Product.S8U8 for _, step in kernel.program.stages[1].leaves
+            isinstance(step, Contract) and step.product in (Product.S8U8, Product.S16U8)
+            for _, step in kernel.program.stages[1].leaves
         )
 
 
@@ -110,6 +111,15 @@ def test_sums_of_the_largest_bytes_do_not_overflow(target, builder, bits, block)
         assert isinstance(kernel, Kernel)
         (y,) = run_kernel(kernel, group, offer, [x, q, scales], builder)
         assert np.array_equal(y, x[:, :1] * np.full(3, 2 * block * ((1 << bits) - 1), np.float32))
+
+
+def test_rounded_data_is_widened_once_for_all_columns(target):
+    group = stored((6, 96), 4 * target.lanes, bits=8, block=32, zero=128, is_rounded=True)
+    for isa, lanes, product in (("avx2", 8, Product.S16U8), ("avx512_vnni", 16, Product.S8U8)):
+        ((_, _, kernel),) = offers_of(GemmProvider(), [group], replace(target, isa=isa, lanes=lanes))
+        assert isinstance(kernel, Kernel)
+        (step,) = (step for _, step in kernel.program.stages[1].leaves if isinstance(step, Contract))
+        assert step.product is product
 
 
 def test_parts_of_bytes_are_added_up_in_sixteen_bits(target):

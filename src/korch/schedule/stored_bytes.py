@@ -7,10 +7,11 @@ by the scales of the row's block and of the column's.
 
 from dataclasses import dataclass
 
-from korch.primitive.ops.stored import GROUP, LEAST, MOST
+from korch.primitive.ops.stored import GROUP, LEAST, MOST, StoredAttributes
 from korch.primitive.types import DType
 from korch.schedule.blocks import cut, fill, flat, spaced, store
 from korch.schedule.contraction import in_panels
+from korch.schedule.products import multiplied
 from korch.schedule.stored import BLOCK_ROWS, Stored
 from korch.system.alignment import ceil_div, round_up
 from korch.tile.ir.index import Expr, add, scale, var
@@ -47,8 +48,18 @@ class _Data:
         return At(buffer, add(scale(row, self.blocks), block))
 
 
+def product_of(at: StoredAttributes, lanes: int) -> Product:
+    """Return how rounded data is multiplied by whole or parts of bytes, by vector units with some number of lanes."""
+    return multiplied(Product.S8U8, lanes) if at.each == 1 else Product.S8U8
+
+
 class StoredBytes(Stored):
     """The programs of a group around one `matmul_stored` primitive with rounded data."""
+
+    @property
+    def bytes(self) -> Product:
+        """How the rounded data is multiplied."""
+        return product_of(self.at, self.machine.lanes)
 
     def byte_program(self, registers: Registers) -> TileProgram:
         """Return the program whose tasks have strips of as many columns as the vectors of some registers.
@@ -71,10 +82,10 @@ class StoredBytes(Stored):
         after = self.after(total, (i, j), places, ranges)
         main = Stage((gn, gm), (fill((i, j), total, 0.0), Loop(turn, ("t",), body), after))
         rounding, tiles = self._rounding(data)
-        integers = in_panels(self.all_terms // at.each, round_up(self.columns, strip), strip, GROUP)
+        integers = in_panels(self.all_terms // at.each, round_up(self.columns, strip), strip, self.bytes.group)
         buffers = [
             *self.memory(integers),
-            Buffer("qa", Level.WORKSPACE, DType.I8, self.rows * data.row),
+            Buffer("qa", Level.WORKSPACE, self.bytes.types[0], self.rows * data.row),
             Buffer("sa", Level.WORKSPACE, DType.F32, self.rows * blocks),
             Buffer("za", Level.WORKSPACE, DType.F32, self.rows * blocks),
             *tiles,
@@ -117,7 +128,7 @@ class StoredBytes(Stored):
         pair = emitter.load(DType.F32, "x", place), emitter.load(DType.F32, "v", var("b"))
         whole = emitter.apply(DType.F32, "round", emitter.apply(DType.F32, "mul", *pair))
         integer = data.integer(var("c"), term)
-        stores = (Store("x", place, whole), store(integer, emitter.apply(DType.I8, "cast", whole)))
+        stores = (Store("x", place, whole), store(integer, emitter.apply(self.bytes.types[0], "cast", whole)))
         integers = Pass((b, k), "k", tuple(emitter.ops), stores)
 
         own = data.of_block("za", var("c"), block)
@@ -142,7 +153,7 @@ class StoredBytes(Stored):
             term = byte = add(first, var("r"))
         b = At(self.name_of(1), add(scale(byte, columns), column))
         a = data.integer(row, term)
-        return Contract((*axes, *terms), sums, a, b, Product.S8U8, registers=registers, part=part)
+        return Contract((*axes, *terms), sums, a, b, self.bytes, registers=registers, part=part)
 
     def _added(self, axes: tuple[Axis, Axis], at: tuple[At, At], data: _Data, row: Expr, column: Expr) -> Pass:
         """Return the pass that adds the scaled sums of a block to the total."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive
-from korch.primitive.ops.stored import GROUP, STORED, StoredAttributes
+from korch.primitive.ops.stored import STORED, StoredAttributes
 from korch.primitive.types import DType
 from korch.provider.cache_room import cache_room
 from korch.provider.gemm.vectors import require_rows
@@ -17,7 +17,7 @@ from korch.schedule.contraction import FLOATS, Layouts, NotFusedError, extent, r
 from korch.schedule.split_products import components_of, pairs_of
 from korch.schedule.split_stored import SplitStored, SplitStoredBlocking
 from korch.schedule.stored import FEW_ROWS, Stored, blocking_of, strips
-from korch.schedule.stored_bytes import StoredBytes
+from korch.schedule.stored_bytes import StoredBytes, product_of
 from korch.system.alignment import ceil_div, round_up
 from korch.target import Target
 from korch.tile.analysis.registers import FEW_REGISTERS, REGISTERS, largest_of_bytes
@@ -97,7 +97,7 @@ def _bytes(group: Group, root: Primitive, target: Target) -> tuple[tuple[Layout,
     registers = largest_of_bytes(target.lanes, target.has_dot)
     strip = registers.vectors * target.lanes
     inputs, outputs = _layouts(group, root, strip)
-    grouped = Layout((1, 0), ((1, strip), (0, GROUP)))
+    grouped = Layout((1, 0), ((1, strip), (0, product_of(_attributes(root), target.lanes).group)))
     inputs = tuple(grouped if i == group.position[root.inputs[1]] else layout for i, layout in enumerate(inputs))
     program = StoredBytes(group, root, (inputs, outputs), Machine.of(target)).byte_program(registers)
     require_rows(program, target.lanes)
