@@ -1,4 +1,5 @@
 import dataclasses
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from korch.primitive.op import NONE
 from korch.primitive.ops.elementwise import CastAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes
 from korch.primitive.reference import first_alternatives, run
-from korch.primitive.text import format_graph
+from korch.primitive.text import format_graph, parse_graph
 from korch.primitive.types import DType, ValueType
 from tests.support.random_graph import random_graph, random_inputs
 
@@ -258,3 +259,46 @@ def test_products_of_16_bits_are_summed_in_float32(kind):
     assert found.dtype == DType(kind).numpy and found.item() == np.asarray(terms, DType(kind).numpy)
     disturbed = run(graph, feeds, exact=False, roundings=np.random.default_rng(0))["y"]
     assert abs(float(disturbed.item()) - terms) <= 0.05 * terms
+
+
+WIDENED = """graph(%0 "q": u8[512,1024], %1 "z": f32[512,1024]) -> (OUTPUTS)
+%2: f32[512,1024] = cast(%0) {to='f32'}
+%3: f32[512,1024] = sub(%2, %1)
+%4: f32[512,1024] = mul(%3, %1)
+%5: f32[1024,512] = transpose(%4) {perm=(1, 0)}
+%6: f32[512,1024] = add(%4, %3)
+%7: f32[512,1024] = mul(%6, %6)
+"""
+
+
+def widened_inputs():
+    rng = np.random.default_rng(0)
+    return {"q": rng.integers(0, 256, (512, 1024), np.uint8), "z": rng.standard_normal((512, 1024), np.float32)}
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("outputs", ["%7", "%3 %7", "%5 %7", "%4 %5", "%2 %3 %4 %5 %6 %7"])
+def test_results_that_overwrite_inputs_are_right(outputs, exact):
+    graph = parse_graph(WIDENED.replace("OUTPUTS", ", ".join(f'{v} "{v}"' for v in outputs.split())))
+    inputs = widened_inputs()
+    before = {name: array.copy() for name, array in inputs.items()}
+    q, z = (array.astype(np.float64 if exact else np.float32) for array in inputs.values())
+    less = q - z
+    product = less * z
+    total = product + less
+    expected = {"%2": q, "%3": less, "%4": product, "%5": product.T, "%6": total, "%7": total * total}
+    found = run(graph, inputs, exact=exact)
+    assert found.keys() == set(outputs.split())
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, expected[name])
+    assert all(np.array_equal(inputs[name], before[name]) for name in inputs)
+
+
+def test_weights_that_are_widened_are_in_memory_once():
+    steps = "".join(line + "\n" for line in WIDENED.splitlines()[:4])
+    graph, inputs = parse_graph(steps.replace("OUTPUTS", '%4 "y"')), widened_inputs()
+    tracemalloc.start()
+    run(graph, inputs)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 16 << 19 <= peak < 21 << 19  # z and the result in float64, and q in float32

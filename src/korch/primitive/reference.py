@@ -6,7 +6,8 @@ rounding errors of a program that runs operator by operator, and with a random g
 program that rounds differently.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -45,6 +46,9 @@ EXACT = frozenset(
 )
 """Operations that compute without rounding."""
 
+IN_PLACE: Mapping[str, np.ufunc] = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+"""Operations whose result may overwrite an input."""
+
 
 def run(
     graph: PrimitiveGraph,
@@ -76,6 +80,7 @@ def run(
     outputs = {value for _, value in graph.outputs}
     last = {value: i for i, primitive in enumerate(order) for value in primitive.inputs}
     values = _given(graph, inputs, exact, outputs)
+    places = {} if roundings or watch else _places(graph, order, outputs)
     loops: dict[object, list[Array]] = {}  # all outputs of a loop, until the last of the primitives that compute one
     ends = {p.operator: i for i, p in enumerate(order) if isinstance(p.attributes, LoopAttributes)}
     for i, primitive in enumerate(order):
@@ -93,7 +98,8 @@ def run(
             given: Mapping[int, Array] = values
             if factors is not None and primitive.row.category is Category.LINEAR:
                 given = {value: factors(values[value]) for value in primitive.inputs}
-            values[primitive.output] = apply(graph, primitive, given, exact=exact)
+            place = values[places[primitive.output]] if primitive.output in places else None
+            values[primitive.output] = apply(graph, primitive, given, exact=exact, place=place)
         else:
             values[primitive.output] = _apply_rounded(graph, primitive, values, roundings)
         if watch is not None:
@@ -104,9 +110,35 @@ def run(
     return {name: values[value] for name, value in graph.outputs}
 
 
-def apply(graph: PrimitiveGraph, primitive: Primitive, values: Mapping[int, Array], *, exact: bool) -> Array:
-    """Compute one primitive from the values of its inputs; products of 16-bit floats are summed in float32."""
+def _places(graph: PrimitiveGraph, order: Sequence[Primitive], outputs: Container[int]) -> dict[int, int]:
+    """Return, for results that may overwrite an input, this input: weights in float64 take much memory.
+
+    It was computed into memory of its own, and nothing else reads it.
+    """
+    uses = Counter(value for primitive in order for value in primitive.inputs)
+    own: set[int] = set()
+    found: dict[int, int] = {}
+    for primitive in order:
+        if primitive.op in IN_PLACE:
+            free = (v for v in primitive.inputs if v in own and uses[v] == 1 and v not in outputs)
+            found.update((primitive.output, v) for v in free)
+        is_widened = primitive.op == "cast" and not graph.types[primitive.inputs[0]].dtype.is_float
+        if primitive.op in IN_PLACE or (is_widened and graph.types[primitive.output].dtype.is_float):
+            own.add(primitive.output)
+    return found
+
+
+def apply(
+    graph: PrimitiveGraph, primitive: Primitive, values: Mapping[int, Array], *, exact: bool, place: Array | None = None
+) -> Array:
+    """Compute one primitive from the values of its inputs; products of 16-bit floats are summed in float32.
+
+    `place`: an input that may be overwritten.
+    """
     given = [values[v] for v in primitive.inputs]
+    if isinstance(place, np.ndarray) and _may_be(place, given, graph.types[primitive.output].shape):
+        with np.errstate(all="ignore"):
+            return np.asarray(IN_PLACE[primitive.op](*given, out=place))
     if not exact and primitive.row.category is Category.LINEAR:
         given = [_summable(array) for array in given]
         if isinstance(primitive.attributes, MatmulAttributes) and primitive.attributes.rounded_block:
@@ -119,6 +151,13 @@ def apply(graph: PrimitiveGraph, primitive: Primitive, values: Mapping[int, Arra
         return result
     with np.errstate(all="ignore"):
         return result.astype(type_.dtype.numpy, copy=False)
+
+
+def _may_be(place: Array, given: Sequence[Array], shape: tuple[int, ...]) -> bool:
+    """Return whether a result of this shape that is computed from arrays fits in the memory of one of them."""
+    return (
+        place.shape == shape and place.dtype in (np.float32, np.float64) and {a.dtype for a in given} == {place.dtype}
+    )
 
 
 def run_loop(
