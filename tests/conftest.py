@@ -71,13 +71,6 @@ def no_fault_is_survived(request: pytest.FixtureRequest) -> Iterator[None]:
         assert handler.found == []
 
 
-@pytest.fixture
-def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let options have more threads than this machine has cores."""
-    monkeypatch.setattr("korch.options.machine_cores", lambda: 64)
-    monkeypatch.setattr("korch.options.usable_cores", lambda: 64)
-
-
 @pytest.fixture(scope="session")
 def target() -> Target:
     return detect_target(threads=2, compiler=llvm_identity())

@@ -20,7 +20,6 @@ def _model(nodes: str, *functions: str, opset: int = 18) -> onnx.ModelProto:
 
 
 LEAK = "f <a: float = 0.25> (x) => (y) { y = LeakyRelu <alpha: float = @a> (x) }"
-IN_BRANCH = "y = If (yes) <then_branch = t () => (z) { z = my.f (x) }, else_branch = e () => (x) {}>"
 INNER = "h <b: float = 7.0> (x) => (y) { y = LeakyRelu <alpha: float = @b> (x) }"
 
 
