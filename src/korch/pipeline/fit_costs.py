@@ -9,7 +9,7 @@ from korch.inputs import random_arrays
 from korch.limits import SearchLimits
 from korch.measure.meter import NEVER
 from korch.primitive.op import Array
-from korch.ranges.cost import Cost, TimedSizes, fit
+from korch.ranges.cost import Cost, fit_all
 from korch.ranges.form import Dimension, Sizes
 from korch.ranges.plan import RangePlan
 from korch.runtime.executable import Executable
@@ -88,5 +88,5 @@ def _inputs(executable: Executable, plan: RangePlan, sizes: Sizes) -> list[Array
 
 
 def _fitted(rows: Sequence[tuple[Sizes, Sequence[float]]]) -> tuple[Cost, ...]:
-    count = len(rows[0][1]) if rows else 0
-    return tuple(fit([TimedSizes(sizes, max(1.0, row[k])) for sizes, row in rows]) for k in range(count))
+    times = np.array([row for _, row in rows], np.float64).T
+    return fit_all([sizes for sizes, _ in rows], np.maximum(1.0, times)) if rows else ()

@@ -9,8 +9,7 @@ sample best from the other samples.
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -101,28 +100,35 @@ def fit(samples: Sequence[TimedSizes]) -> Cost:
 
     `samples`: at least one; their sizes must differ.
     """
-    scales = _scales(samples)
-    best: Cost | None = None
+    return fit_all([s.sizes for s in samples], np.array([[s.time_ns for s in samples]]))[0]
+
+
+def fit_all(sizes: Sequence[Sizes], times: Matrix) -> tuple[Cost, ...]:
+    """Return the functions that fit the times of some kernels, a row each, at sizes that all of them were timed at."""
+    count, scales = len(sizes), tuple(max(1, *column) for column in zip(*sizes, strict=True))
+    # The samples of each fit: first all but one, for each of them, and then all.
+    kept = np.vstack([1.0 - np.eye(count) if count > 1 else np.ones((1, 1)), np.ones(count)])
+    least = np.where(kept[:-1] > 0, times[:, None], math.inf).min(2) / 2
+    most = np.where(kept[:-1] > 0, times[:, None], 0.0).max(2) * 2
+    best = [Cost(scales, (), error=math.inf)] * len(times)
     for step, (above, below) in itertools.product(STEPS, _forms(len(scales))):
-        if best is not None and (len(above) + len(below) >= len(samples) or (not any(above[-1]) and step > 1)):
+        is_first = step == 1 and not any(above[-1])
+        if not is_first and (len(above) + len(below) >= count or (not any(above[-1]) and step > 1)):
             continue
-        form = _Form(step, above, below)
-        others = (_fitted(_without(samples, i), scales, form) for i in range(len(samples)))
-        errors = [abs(other.at(own.sizes) / own.time_ns - 1) for other, own in zip(others, samples, strict=True)]
-        found = replace(_fitted(samples, scales, form), error=float(np.median(errors)))
-        if best is None or found.error < best.error:
-            best = found
-    if best is None:
-        raise ValueError("there is no form")
-    return best
-
-
-def _scales(samples: Sequence[TimedSizes]) -> Sizes:
-    return tuple(max(1, *(sample.sizes[d] for sample in samples)) for d in range(len(samples[0].sizes)))
-
-
-def _without(samples: Sequence[TimedSizes], i: int) -> Sequence[TimedSizes]:
-    return samples if len(samples) == 1 else [*samples[:i], *samples[i + 1 :]]
+        over, under = (_powers(terms, sizes, scales, step) for terms in (above, below))
+        coefficients = _fitted(over, under, times, kept)
+        a, b = np.split(coefficients[:, :-1], [len(above)], axis=2)
+        denominators = 1.0 + (b * under).sum(2)
+        is_finite = denominators > 0
+        found = np.where(is_finite, (a * over).sum(2) / np.where(is_finite, denominators, 1.0), math.inf)
+        errors = np.median(np.abs(np.clip(found, least, most) / times - 1), axis=1)
+        for k, error in enumerate(errors.tolist()):
+            if error < best[k].error:
+                own = [Term(e, c) for e, c in zip(above + below, coefficients[k, -1].tolist(), strict=True)]
+                lower = tuple(own[len(above) :]) if any(term.coefficient for term in own[len(above) :]) else ()
+                samples = tuple(map(TimedSizes, sizes, times[k].tolist()))
+                best[k] = Cost(scales, tuple(own[: len(above)]), lower, error, samples, step)
+    return tuple(best)
 
 
 def _forms(rank: int) -> list[tuple[tuple[Exponents, ...], tuple[Exponents, ...]]]:
@@ -132,39 +138,29 @@ def _forms(rank: int) -> list[tuple[tuple[Exponents, ...], tuple[Exponents, ...]
     return [(zero, ()), (zero + linear, ()), (zero + linear + square, ()), (zero + linear + square, linear)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """The form of a quotient: the step to which sizes are rounded up, and the terms."""
+def _fitted(over: Matrix, under: Matrix, times: Matrix, kept: Matrix) -> Matrix:
+    """Return the coefficients of quotients with the least sums of squared relative errors, [kernel, fit, term].
 
-    step: int
-    above: tuple[Exponents, ...]
-    below: tuple[Exponents, ...]
-
-
-def _fitted(samples: Sequence[TimedSizes], scales: Sizes, form: _Form) -> Cost:
-    """Return the quotient of a given form with the least sum of squared relative errors."""
-    times = np.array([sample.time_ns for sample in samples])
-    over, under = (
-        _powers(terms, tuple(s.sizes for s in samples), scales, form.step) for terms in (form.above, form.below)
-    )
-    weights = 1 / times
-    coefficients = np.zeros(len(form.above) + len(form.below))
-    for _ in range(ROUNDS if form.below else 1):
-        rows = np.hstack([over, -under * times[:, None]]) * weights[:, None]
-        coefficients = _solved(rows, times * weights)
-        denominators = 1 + under @ coefficients[len(form.above) :]
-        if not (denominators > RIDGE).all():
-            return _fitted(samples, scales, replace(form, below=()))
-        weights = 1 / (times * denominators)
-    pairs = [float(c) for c in coefficients]
-    above = tuple(map(Term, form.above, pairs[: len(form.above)]))
-    below = tuple(map(Term, form.below, pairs[len(form.above) :]))
-    return Cost(scales, above, below, samples=tuple(samples), step=form.step)
+    `over`, `under`: the values of the terms of numerator and denominator. `kept`: 1 for the samples of each fit.
+    """
+    times = times[:, None]
+    plain = _solved(over * (kept / times)[..., None], kept)
+    found = np.concatenate([plain, np.zeros((*plain.shape[:2], under.shape[1]))], axis=2)
+    if not under.size:
+        return found
+    weights, is_right = kept / times, np.ones(plain.shape[:2], bool)
+    quotients = np.concatenate([np.broadcast_to(over, (len(times), 1, *over.shape)), -under * times[..., None]], axis=3)
+    for _ in range(ROUNDS):
+        coefficients = _solved(quotients * weights[..., None], times * weights)
+        denominators = 1 + coefficients[..., over.shape[1] :] @ under.T
+        is_positive = denominators > RIDGE
+        is_right &= (is_positive | (kept == 0)).all(2)
+        weights = kept / (times * np.where(is_positive, denominators, 1.0))
+    return np.where(is_right[..., None], coefficients, found)
 
 
-@lru_cache(1024)
-def _powers(terms: tuple[Exponents, ...], points: tuple[Sizes, ...], scales: Sizes, step: int) -> Matrix:
-    """Return the values of terms (columns) at some sizes (rows), which all kernels of a plan are timed at."""
+def _powers(terms: tuple[Exponents, ...], points: Sequence[Sizes], scales: Sizes, step: int) -> Matrix:
+    """Return the values of terms (columns) at some sizes (rows)."""
     shares = [_share(column, step, scale) for column, scale in zip(np.array(points).T, scales, strict=True)]
     return np.array([_power(e, shares) * np.ones(len(points)) for e in terms]).reshape(len(terms), len(points)).T
 
@@ -175,9 +171,10 @@ def _share(sizes: Integers | int, step: int, scale: int) -> Values:
 
 
 def _solved(rows: Matrix, wanted: Matrix) -> Matrix:
-    """Return the least-squares solution; terms that the samples can't distinguish get small coefficients."""
-    sizes = np.maximum(np.linalg.norm(rows, axis=0), np.finfo(np.float64).tiny)
-    return np.asarray(np.linalg.lstsq(rows / sizes, wanted, rcond=RIDGE)[0] / sizes, np.float64)
+    """Return least-squares solutions; terms that the samples can't distinguish get small coefficients."""
+    sizes = np.maximum(np.linalg.norm(rows, axis=-2, keepdims=True), np.finfo(np.float64).tiny)
+    found = np.linalg.pinv(rows / sizes, rcond=RIDGE) @ np.broadcast_to(wanted, rows.shape[:-1])[..., None]
+    return np.asarray(found[..., 0] / sizes[..., 0, :], np.float64)
 
 
 def _power(exponents: Exponents, shares: Sequence[Values]) -> Values:
