@@ -49,6 +49,7 @@ class DecoderSizes:
 DECODERS: Mapping[str, DecoderSizes] = {
     "tiny": DecoderSizes(2, 64, 4, 2, 16, 160, 256, has_bias=True),
     "tiny-qwen3": DecoderSizes(2, 64, 4, 2, 32, 160, 256, has_norms=True, is_tied=True),
+    "tiny-one-layer": DecoderSizes(1, 64, 4, 2, 32, 160, 256, has_norms=True, is_tied=True),
     "tiny-llama": DecoderSizes(2, 64, 4, 2, 32, 160, 256),
     "small": DecoderSizes(4, 896, 14, 2, 64, 4864, 32000, 1e6, has_bias=True),
     "qwen3-0.6b": DecoderSizes(28, 1024, 16, 8, 128, 3072, 151936, 1e6, has_norms=True, is_tied=True),
