@@ -5,7 +5,6 @@ import importlib.util
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from benchmarks import peers
 from benchmarks.models import build
@@ -14,7 +13,7 @@ from korch.errors import UnsupportedError
 from korch.inputs import random_inputs
 from korch.report.peers import get_peer
 from korch.system.extras import install_command
-from tests.support.models import in_onnxruntime, saved, sum_and_place
+from tests.support.models import in_onnxruntime, parsed, saved, sum_and_place
 
 TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is optional and not installed")
 IREE = pytest.mark.skipif(peers.IREE.is_available() is not None, reason="IREE is optional")
@@ -82,9 +81,7 @@ def test_iree_says_what_it_can_not_import(tmp_path):
 
 
 def _fizz_model():
-    sizes = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [3]) for n in "xy"]
-    graph = helper.make_graph([helper.make_node("Fizz", ["x"], ["y"])], "g", sizes[:1], sizes[1:])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return parsed("(float[3] x) => (float[3] y) { y = Fizz(x) }")
 
 
 def test_iree_runs_the_function_that_waits():

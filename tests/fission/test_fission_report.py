@@ -10,7 +10,7 @@ from korch.fission.split import split_operators
 from korch.frontend import load_model
 from korch.primitive.check import check_graph
 from korch.primitive.reference import run
-from tests.support.models import chain, one_operator
+from tests.support.models import chain, one_operator, parsed
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -41,14 +41,14 @@ LSTM = "it has lengths, peepholes, clipping or coupled gates"
 
 
 def test_an_omitted_input_and_an_unread_output_stay_out():
-    nodes = [helper.make_node("LSTM", ["x", "w", "r", "", "", "h"], ["", "last"], hidden_size=2, name="l", clip=9.0)]
+    text = "(float[4,1,3] x) => (float[] last) { [l] , last = LSTM<hidden_size = 2, clip = 9.0>(x, w, r, , , h) }"
     rng = np.random.default_rng(0)
     weights = {
         "w": rng.normal(size=(1, 8, 3)).astype(np.float32),
         "r": rng.normal(size=(1, 8, 2)).astype(np.float32),
         "h": np.zeros((1, 1, 2), np.float32),
     }
-    model = chain(nodes, {"x": (1, [4, 1, 3])}, ["last"], weights)
+    model = parsed(text, **weights)
     graph, report = _report(model)
     check_graph(graph)
     assert [(kept.op_type, kept.reason) for kept in report.kept] == [("LSTM", LSTM)]
@@ -202,8 +202,7 @@ def test_a_mean_over_a_power_of_two_is_a_product_and_any_other_a_quotient():
 
 
 def test_equal_operators_are_split_once():
-    nodes = [helper.make_node("Tanh", ["x"], ["a"]), helper.make_node("Tanh", ["x"], ["b"])]
-    graph = fission(load_model(chain(nodes, {"x": (1, [2])}, ["a", "b"])))
+    graph = fission(load_model(parsed("(float[2] x) => (float[2] a, float[2] b) { a = Tanh(x) b = Tanh(x) }")))
     assert len(graph.primitives) == 1
     assert graph.outputs == (("a", 1), ("b", 1))
 

@@ -9,7 +9,7 @@ import korch
 from korch.ablation import Ablation
 from korch.primitive.ops.opaque import onnx_type
 from korch.primitive.types import DType
-from tests.support.models import parsed
+from tests.support.models import chain, parsed
 
 RNG = np.random.default_rng(0)
 
@@ -42,14 +42,8 @@ NODES = {
 def test_a_call_is_captured(op, tmp_path):
     inputs, attributes, outputs = NODES[op]
     names = [f"y{i}" for i in range(outputs)]
-    graph = helper.make_graph(
-        [helper.make_node(op, list(inputs), names, **attributes)],
-        "g",
-        [helper.make_tensor_value_info(n, onnx_type(DType.of(a.dtype)), a.shape) for n, a in inputs.items()],
-        [helper.make_empty_tensor_value_info(name) for name in names],
-    )
-    opsets = [helper.make_opsetid("", 20)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    kinds = {n: (onnx_type(DType.of(a.dtype)), a.shape) for n, a in inputs.items()}
+    model = chain([helper.make_node(op, list(inputs), names, **attributes)], kinds, names, opset=20)
     model = onnx.shape_inference.infer_shapes(model)
     native = Ablation(host=False)
     executable = korch.optimize(

@@ -25,6 +25,7 @@ from korch.measure.timer import BufferSpec, Job, Setup
 from korch.options import Options
 from korch.system.deadline import Deadline
 from tests.support.c_code import llvm_of
+from tests.support.models import parsed
 
 pytest.importorskip("distributed")
 
@@ -151,9 +152,7 @@ def test_what_one_machine_fails_to_measure_another_one_does(
 
 
 def relu() -> onnx.ModelProto:
-    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 2]) for name in "xy")
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
-    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
+    return parsed("(float[1,2] x) => (float[1,2] y) { y = Relu(x) }", 18)
 
 
 def test_a_scheduler_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from korch.pipeline import Progress, Update, few_collections, untold
 from korch.pipeline.background import BackgroundExecutable, BackgroundSearch, Make, has_background
 from korch.runtime.runnable import Runnable
 from korch.system.deadline import Deadline
+from tests.support.models import parsed
 
 OPTIONS = Options(threads=1)
 
@@ -145,15 +146,9 @@ def test_what_has_no_longer_search_has_no_background() -> None:
 
 
 def gemm(path: Path) -> Path:
-    make, rng = onnx.helper, np.random.default_rng(0)
-    weights = [
-        onnx.numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
-        for name, shape in (("w", (24, 40)), ("b", (40,)))
-    ]
-    nodes = [make.make_node("Gemm", ["x", "w", "b"], ["h"]), make.make_node("Relu", ["h"], ["y"])]
-    ends = [make.make_tensor_value_info(n, onnx.TensorProto.FLOAT, s) for n, s in (("x", [8, 24]), ("y", [8, 40]))]
-    graph = make.make_graph(nodes, "gemm", ends[:1], ends[1:], weights)
-    onnx.save(make.make_model(graph, opset_imports=[make.make_opsetid("", 21)]), path)
+    rng = np.random.default_rng(0)
+    weights = {n: rng.standard_normal(shape).astype(np.float32) for n, shape in (("w", (24, 40)), ("b", (40,)))}
+    onnx.save(parsed("(float[8,24] x) => (float[8,40] y) { h = Gemm(x, w, b) y = Relu(h) }", 21, **weights), path)
     return path
 
 

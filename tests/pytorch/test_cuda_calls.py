@@ -20,6 +20,7 @@ from korch.provider.torch_opaque import TorchOpaqueProvider
 from korch.testing.samples import random_arrays
 from korch.testing.tolerance import assert_same
 from tests.cuda.cuda_groups import IN_LIBRARY, PRODUCTS
+from tests.support.models import chain
 
 
 def check(provider: Any, group: Any) -> int:
@@ -58,17 +59,9 @@ def test_the_library(name):
 
 def opaque(op: str, inputs: dict[str, Any], constants: dict[str, Any], outputs: int = 1, **more):
     """Return the group of one operator."""
-    kinds = {np.dtype(np.float32): onnx.TensorProto.FLOAT}
-    nodes = [onnx.helper.make_node(op, [*inputs, *constants], [f"y{i}" for i in range(outputs)], **more)]
-    graph = onnx.helper.make_graph(
-        nodes,
-        "g",
-        [onnx.helper.make_tensor_value_info(n, kinds[np.dtype(np.float32)], s) for n, s in inputs.items()],
-        [onnx.helper.make_empty_tensor_value_info(f"y{i}") for i in range(outputs)],
-        [onnx.numpy_helper.from_array(a, n) for n, a in constants.items()],
-    )
-    opsets = [onnx.helper.make_opsetid("", 20)]
-    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    results = [f"y{i}" for i in range(outputs)]
+    nodes = [onnx.helper.make_node(op, [*inputs, *constants], results, **more)]
+    model = chain(nodes, {n: (onnx.TensorProto.FLOAT, s) for n, s in inputs.items()}, results, constants, 20)
     found = fission(load_model(onnx.shape_inference.infer_shapes(model).SerializeToString()))
     return make_group(found, range(len(found.primitives)), [v for _, v in found.outputs])
 

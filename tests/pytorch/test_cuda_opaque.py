@@ -20,6 +20,7 @@ from korch.primitive.torch_calls import TABLE
 from korch.primitive.types import DType
 from korch.provider.torch_opaque import TorchOpaqueProvider
 from korch.testing.tolerance import assert_same
+from tests.support.models import chain
 from tests.support.node_cases import _arrays, _results, node_cases, with_constants
 
 PROVIDER = TorchOpaqueProvider()
@@ -147,16 +148,9 @@ def one(
     """Return the group of one operator."""
     known = constants or {}
     order = given if given is not None else [*inputs, *known]
-    node = helper.make_node(op, order, [f"y{i}" for i in range(outputs)], **attributes)
-    graph = helper.make_graph(
-        [node],
-        "g",
-        [helper.make_tensor_value_info(n, onnx_type(DType.of(a.dtype)), a.shape) for n, a in inputs.items()],
-        [helper.make_empty_tensor_value_info(f"y{i}") for i in range(outputs)],
-        [onnx.numpy_helper.from_array(a, n) for n, a in known.items()],
-    )
-    opsets = [helper.make_opsetid("", opset)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    results = [f"y{i}" for i in range(outputs)]
+    kinds = {n: (onnx_type(DType.of(a.dtype)), a.shape) for n, a in inputs.items()}
+    model = chain([helper.make_node(op, order, results, **attributes)], kinds, results, known, opset)
     found = fission(load_model(onnx.shape_inference.infer_shapes(model).SerializeToString()), with_loops=False)
     assert all(p.op == "opaque" for p in found.primitives)
     return make_group(found, range(len(found.primitives)), [v for _, v in found.outputs]), found

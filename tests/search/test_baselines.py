@@ -5,7 +5,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import onnx
 import pytest
 
 from korch.ablation import Ablation
@@ -21,6 +20,7 @@ from korch.search.baselines import baseline_plans, grown_by_rules, is_fused_by_r
 from korch.search.instance import Instance
 from korch.search.result import PlanName
 from korch.system.deadline import Deadline
+from tests.support.models import parsed
 
 SQUARE = ValueType.parse("f32[8,8]")
 
@@ -100,9 +100,7 @@ def test_once_computes_nothing_twice_and_by_rules_and_split_fuse_less() -> None:
 
 
 def test_a_search_can_be_limited_to_groups_by_rules(cache_folder: Path) -> None:
-    w, x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [64, 64]) for name in "wxy")
-    nodes = [onnx.helper.make_node("MatMul", ["x", "w"], ["a"]), onnx.helper.make_node("Exp", ["a"], ["y"])]
-    model = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [x, w], [y]))
+    model = parsed("(float[64,64] x, float[64,64] w) => (float[64,64] y) { a = MatMul(x, w) y = Exp(a) }")
     found: dict[str, list[set[str]]] = {}
     for groups in ("any", "by-rules"):
         options = Options(ablation=Ablation(groups=groups), cache_folder=cache_folder)  # type: ignore[arg-type]

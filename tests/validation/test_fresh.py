@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
 
 import korch
 from korch.report.explain import describe
@@ -14,6 +13,7 @@ from korch.runtime.executable import Executable
 from korch.runtime.report import ShapedReport
 from korch.validation import fresh
 from tests.runtime import runtime_plans as plans
+from tests.support.models import parsed
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +44,7 @@ def test_there_are_none_without_the_time_for_them(
 @pytest.mark.parametrize("rows", [2, range(1, 3)])
 def test_a_search_reports_them(rows: int | range, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("korch.pipeline.build.time_fresh", fresh.time_fresh)
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 8])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8])
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model = parsed("(float[n,8] x) => (float[n,8] y) { y = Relu(x) }")
     report = korch.optimize(model, threads=1, cache_folder=tmp_path, shapes={"n": rows}).report
     report = next(iter(report.plans.values())) if isinstance(report, ShapedReport) else report
     assert report.fresh is not None and report.times == report.fresh
