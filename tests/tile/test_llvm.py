@@ -1,5 +1,7 @@
 """Tile programs printed as LLVM IR compute the same as the primitives."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -75,6 +77,22 @@ def test_other_instruction_sets(isa, own_target, rng, tmp_path):
     other = Target(isa=isa, lanes=LANES[isa])
     groups = [g for family in FAMILIES.values() for g in family()][::4]
     check_offers(PROVIDER, groups, other, Builder(isa, tmp_path), rng)
+
+
+@pytest.mark.parametrize("isa", ["avx512", "avx2", "generic"])
+def test_sums_on_the_stack_are_aligned_to_vectors_only(isa, own_target):
+    """A vector narrower than a cache line may begin in the middle of one."""
+    g, lanes = LinearGraph(), LANES[isa]
+    x = g.add("matmul", [g.tensor(48, 20), g.weights(20, 4 * lanes)])
+    group = g.group(g.add("erf", [g.add("exp", [x])]))
+    other = Target(isa=isa, lanes=lanes)
+    vector = f"<{lanes} x float>"
+    found = [
+        {int(n) for n in re.findall(rf"(?:store|load) {vector}.*, align (\d+)", kernel.source)}
+        for *_, kernel in offers_of(GemmProvider(), [group], other)
+    ]
+    assert any(4 * lanes in aligned for aligned in found)
+    assert max(max(aligned) for aligned in found) <= 4 * lanes
 
 
 @pytest.mark.parametrize("isa", ["avx512", "avx2"])

@@ -131,9 +131,9 @@ class BlockPrinter:
         assert self.finish is not None
         emit, lanes, finish = self.emit, self.lanes, self.finish
         kind = sums[0].kind
-        base = emit.array(kind, len(sums) * lanes)
+        base, align = emit.array(kind, len(sums) * lanes), lanes * element_bytes(kind)
         for i, x in enumerate(sums):
-            emit.store(x, emit.place(kind, base, emit.index(i * lanes)), LINE_BYTES)
+            emit.store(x, emit.place(kind, base, emit.index(i * lanes)), align)
 
         def row(r: SsaValue) -> None:
             own = replace(block, row=emit.add(block.row, r))
@@ -143,7 +143,7 @@ class BlockPrinter:
                 self.context.era += 1
                 at = emit.place(kind, base, emit.times(r, block.vectors * lanes))
                 at = emit.place(kind, at, emit.index(v * lanes))
-                x = emit.load(kind, lanes, at, LINE_BYTES, emit.depth, self.context.era)
+                x = emit.load(kind, lanes, at, align, emit.depth, self.context.era)
                 finish.move(0, v * lanes)
                 finish.take(x, self._points(own, 0, v))
 
