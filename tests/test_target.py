@@ -4,6 +4,7 @@ import pytest
 
 from korch import target as module
 from korch.errors import OptionError
+from korch.runtime.machine import REQUIRED_FLAGS
 from korch.target import ISA_FLAGS, detect_target
 
 
@@ -67,3 +68,8 @@ def test_a_set_that_the_cpu_lacks_is_refused(name, monkeypatch):
         f"the environment variable KORCH_ISA: this CPU has no instruction set {name!r}; expected one of avx2, generic. "
         "Change it, or remove it to use the best"
     )
+
+
+def test_a_set_is_chosen_only_where_its_kernels_run():
+    """Code may use every extension of its set, so a CPU that lacks one must not be given the set."""
+    assert all(set(REQUIRED_FLAGS[isa]) <= set(need) for isa, need in ISA_FLAGS.items())

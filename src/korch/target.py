@@ -11,14 +11,15 @@ from pathlib import Path
 
 from korch.errors import OptionError
 
-_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd")
+_AVX2 = ("avx2", "fma", "f16c", "bmi1", "bmi2")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd")
 
 ISA_FLAGS = {
     "amx": (*_AVX512, "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8"),
     "avx512_bf16": (*_AVX512, "avx512_vnni", "avx512_bf16"),
     "avx512_vnni": (*_AVX512, "avx512_vnni"),
     "avx512": _AVX512,
-    "avx2": ("avx2", "fma"),
+    "avx2": _AVX2,
     "neon_bf16": ("asimd", "asimddp", "i8mm", "bf16"),
     "neon_dot": ("asimd", "asimddp"),
     "neon": ("asimd",),
