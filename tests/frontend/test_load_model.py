@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 from korch.errors import ModelError, OptionError, UnsupportedError
 from korch.fission import fission
@@ -169,6 +170,35 @@ def test_an_if_whose_condition_is_known_becomes_its_branch():
     assert [operator.op_type for operator in graph.operators] == ["Add", "Identity"]
     result = run(fission(graph), {"x": np.arange(3, dtype=np.float32)})
     np.testing.assert_array_equal(result["y"], [1, 2, 3])
+
+
+_ATTENTION = "Attention<scale = 0.5, q_num_heads = 1, kv_num_heads = 1>(q, q, q)"
+_GRU = "GRU<hidden_size = 3, layout = 1>(q, w, r)"
+_STEPS = (
+    "Loop<body = g (int64 i, bool c, float[2,3] s) => (bool d, float[2,3] t)"
+    " { d = Identity(c) f = Cast<to = 1>(i) t = Add(s, f) }>"
+)
+_BRANCH = "If<then_branch = g () => (float[1,2,3] t) { s = Constant<value_float = 2.0>() t = Mul(q, s) }, else_branch = g () => (float[] t) { t = Sin(q) }>(yes)"
+TWICE = {
+    "composite": (_ATTENTION, _ATTENTION.replace("0.5", "2.0")),
+    "branch": (_BRANCH, _BRANCH.replace("2.0", "3.0")),
+    "iterations": (f"{_STEPS}(five, yes, x)", f"{_STEPS}(three, yes, x)"),
+    "batch first": (_GRU, _GRU.replace("w", "r")),
+}
+
+
+@pytest.mark.parametrize("kind", TWICE)
+def test_names_of_nodes_need_not_be_unique(kind):
+    nodes = " ".join(f"[n] y{i} = {node}" for i, node in enumerate(TWICE[kind]))
+    known = {"yes": np.array(True), "three": np.array(3), "five": np.array(5)}
+    known |= {n: np.linspace(-1, k, 27, dtype=np.float32).reshape(1, 9, 3) for n, k in (("w", 1), ("r", 2))}
+    model = parsed(f"(float[1,2,3] q, float[2,3] x) => (float[] y0, float[] y1) {{ {nodes} }}", 23, **known)
+    feeds = {"q": X[None], "x": X}
+    graph = fission(load_model(model))
+    assert "opaque" not in [p.op for p in graph.primitives]
+    found = run(graph, feeds)
+    for name, expected in zip(("y0", "y1"), ReferenceEvaluator(model).run(None, feeds), strict=True):
+        np.testing.assert_allclose(found[name], expected, rtol=1e-5)
 
 
 def test_control_flow_that_reads_from_outside_is_unsupported_and_named():
