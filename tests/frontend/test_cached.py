@@ -230,6 +230,17 @@ def test_attention_is_that_of_the_standard(name, is_known) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("op", "inputs"), [(G, grouped(5, 1)), (H, heads(5, 1)), ("Attention", standard(5, 1))])
+def test_products_of_large_halves_are_finite(op, inputs) -> None:
+    caches = sorted(i for i, a in inputs.items() if a.ndim == 4)[-2:]
+    large = {i: np.full_like(a, 80, np.float16) if a.dtype == np.float32 else a for i, a in inputs.items()}
+    large[2][:], large[caches[1]][:] = 6, 0
+    attributes = {} if op == "Attention" else {"num_heads": HEADS, **({"kv_num_heads": GROUPS} if op == G else {})}
+    model = node_model(op, large, (), attributes, 23 if op == "Attention" else 17)
+    mixed = run(fission(load_model(model)), {f"x{i}": a for i, a in large.items()}, exact=False)["y0"]
+    np.testing.assert_allclose(mixed, np.ones_like(mixed), rtol=1e-2)  # each of six equal keys has the weight 1/6
+
+
 BAD = [
     (G, {**grouped(5, 3), 12: real(1)}, {}, UnsupportedError, "a scale of quantized keys, is given"),
     (G, turned(grouped(39, 3)), ROTARY, UnsupportedError, "its rotary tables have 40 places, and the rows reach 42"),
