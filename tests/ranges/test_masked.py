@@ -272,6 +272,13 @@ def test_operators_that_are_not_split(call: str) -> None:
     assert max(worst_error(source, shapes, whole, (n,)) for n in range(2, 8)) < 1e-6
 
 
+def test_nan_is_the_greatest_element() -> None:
+    source = model("g (float[n] x) => (float[] y) <int64[1] k = {4}> { r = Sqrt(x) y, i = TopK <largest = 0> (r, k) }")
+    shapes = {"n": (range(4, 9),)}
+    whole = masked_model(source, shapes)
+    assert max(worst_error(source, shapes, whole, (n,)) for n in range(4, 9)) < EXACT
+
+
 SOFT = """
 g (float[n, n] x) => (float[n, 3] y, float[n, n] p)
 <int64[1] zero = {0}, float none = {0}>

@@ -1,6 +1,7 @@
 """The rules of operators that are not split (`free.py` has those of other primitives)."""
 
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -81,8 +82,12 @@ def _within_steps(site: Site, attributes: OpaqueAttributes, node: onnx.NodeProto
 def _top(site: Site, given: Mapping[str, int]) -> Value:
     """Return the result of TopK; a number of elements that depends on the size must be that of all elements."""
     axis = given.get("axis", -1) % len(site.inputs[0])
-    extreme = "reduce_max" if given.get("largest", 1) else "reduce_min"
-    site.mask(0, (axis,), identity_of(extreme, site.dtype(0)))
+    dtype = site.dtype(0)
+    if given.get("largest", 1):
+        last = identity_of("reduce_max", dtype)
+    else:  # NaN is greater than infinity
+        last = math.nan if dtype.is_float else identity_of("reduce_min", dtype)
+    site.mask(0, (axis,), last)
     own = axis_of([Factor(site.output[axis][0])])
     if not fixed(site.output[axis]):
         own = site.factors(0, axis)
