@@ -107,6 +107,18 @@ def focus(
     )
 
 
+FOCUS_OF_THREE = unary(
+    "f64[1,2,6,6]",
+    *(
+        f"f64[1,2,3,3] = slice(%0) {{start=(0,0,{i},{j}), size=(1,2,3,3), step=(1,1,2,2)}}"
+        for i, j in ("00", "10", "01")
+    ),
+    "f64[1,6,3,3] = concat(%1, %2, %3) {axis=1}",
+    "f64[4,6,3,3] = constant {digest=1f}",
+    f"f64[1,4,3,3] = conv(%4, %5) {{{window(pads_begin=(1, 1), pads_end=(1, 1), groups=1)}}}",
+)
+
+
 def siblings(count: int, op: str = "conv", groups: int = 1) -> str:
     """Return the text of several linear primitives of one tensor."""
     lines, outs = [], []
@@ -400,6 +412,7 @@ REFUSES: dict[str, tuple[tuple[str, str], ...]] = {
             "no fewer steps",
             unary("f64[2,3]", "f64[2,3] = constant {uniform=2.0}", "f64[2,3] = mul(%0, %1)", "f64[2,3] = add(%2, %1)"),
         ),
+        ("no fewer steps", unary("f64[2,3]", "f64[2,3] = constant {uniform=0.0}", "f64[2,3] = add(%0, %1)")),
     ),
     "div-by-power-of-two-is-mul": (
         ("a division of integers", divide("uniform=2", "i32")),
@@ -422,6 +435,7 @@ REFUSES: dict[str, tuple[tuple[str, str], ...]] = {
     "conv-of-slices-is-strided-conv": (
         ("the convolution has groups or dilations", focus(groups=2)),
         ("the channels are not strided parts of one image", focus(step="1,1,1,1")),
+        ("parts of the image are not read", FOCUS_OF_THREE),
         ("a sum of weights is not finite", focus("constant {uniform='inf'}")),
     ),
     "sum-of-products-is-matmul": (

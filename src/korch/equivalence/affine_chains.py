@@ -54,8 +54,8 @@ class AffineChain:
 
     @property
     def has_shift(self) -> bool:
-        """Whether the shift differs from 0."""
-        return bool(np.any(self.shift != 0))
+        """Whether the shift differs from -0: only x + -0 is x for zeros of both signs."""
+        return not bool(np.all((self.shift == 0) & np.signbit(self.shift)))
 
     @property
     def is_finite(self) -> bool:
@@ -89,7 +89,7 @@ def affine_step(view: View, primitive: Primitive) -> AffineChain | None:
     """Return a primitive as a chain of one step, or None if it is not one."""
     if primitive.op not in STEPS or not view.type(primitive.output).dtype.is_float:
         return None
-    one, zero = np.float64(1), np.float64(0)
+    one, zero = np.float64(1), np.float64(-0.0)
     if primitive.op == "neg":
         return AffineChain((primitive,), primitive.inputs[0], None, -np.asarray(one), np.asarray(zero))
     for position in (1, 0):
@@ -129,7 +129,8 @@ def chains_from(view: View, step: AffineChain) -> list[AffineChain]:
             return chains
         axis = top.axis if below.axis is None else below.axis
         with np.errstate(all="ignore"):
-            scale, shift = top.scale * below.scale, top.scale * below.shift + top.shift
+            scale = top.scale * below.scale
+            shift = top.scale * below.shift + top.shift if below.has_shift else top.shift
         chains.append(AffineChain((*top.steps, *below.steps), below.base, axis, scale, shift))
         seen.add(below.base)
 

@@ -164,6 +164,8 @@ def _focus(view: View, match: Pair) -> Write | RuleRefusal:
     strided = step[:2] == (1, 1) and max(step) > 1
     if not (is_image and strided) or any(n % s for n, s in zip(shape, step, strict=True)):
         return RuleRefusal("the channels are not strided parts of one image", conv.output)
+    if len({start for _, start, _ in found}) < math.prod(step):  # a weight of 0 would turn what is infinite into NaN
+        return RuleRefusal("parts of the image are not read", conv.output)
     old = constant.array.astype(np.float64)
     kernel = old.shape[2:]
     weights = np.zeros((old.shape[0], shape[1], *(k * s for k, s in zip(kernel, step[2:], strict=True))))
