@@ -89,10 +89,12 @@ def both(left: QuantizationGrid, right: QuantizationGrid) -> str:
     return write(lambda e: e.add("matmul", (e.given((2, 3, 2), left), e.given((2, 2, 4), right))))
 
 
-def biased(bias: list[float], axis: int, scale: list[float] | float = 0.5, offset: int = 0) -> str:
+def biased(
+    bias: list[float], axis: int, scale: list[float] | float = 0.5, offset: int = 0, *, is_bounded: bool = True
+) -> str:
     def build(e: Example) -> int:
         a, w = e.input(3, 2, dtype=DType.U8), e.input(2, 3, dtype=DType.I8)
-        sums = e.add("matmul", (a, w))
+        sums = e.add("matmul", (a, w)) if is_bounded else e.input(3, 3, dtype=DType.I32)
         if offset:
             sums = e.add("add", (sums, e.builder.constant(np.full((3, 3), offset, np.int32))))
         wide = e.writer.verbs.cast(sums, DType.F64)
@@ -287,6 +289,7 @@ REFUSES: dict[str, tuple[tuple[str, str], ...]] = {
         ("the bias and the scale vary along different axes", biased([1.5, -2, 0], 0, [0.5, 1, 0.25])),
         ("the bias is no multiple of the scale", biased([1.5, -2, 0.7], 1)),
         ("the bias is large", biased([1.5, 2.0**23, 0], 1)),
+        ("the sum with the bias may not fit 32 bits", biased([1.5, -2, 0], 1, is_bounded=False)),
     ),
     "scales-of-sums-compose": (
         ("the scales vary along different axes", rescaled("div", [0.5, 1, 0.25], [4.0, 2, 1], axis=0)),

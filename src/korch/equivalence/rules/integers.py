@@ -4,7 +4,8 @@ conv(dequantize(a), dequantize(w)) has float32 products and sums. The 32-bit sum
 one multiplication by both scales follows. So the result is closer to the exact one than a float32 sum.
 """
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -128,6 +129,28 @@ def _is_sum(view: View, found: Found) -> bool:
     return view.type(found.values["sums"]).dtype is DType.I32
 
 
+def _bound(view: View, value: int, steps: int = STEPS) -> float:
+    """Return what the absolute values of integers can't exceed; infinity if it is not known."""
+    constant = view.stored_constant(value)
+    if constant is not None:
+        return float(np.abs(constant.array.astype(np.float64)).max(initial=0))
+    if view.type(value).dtype in BYTES:
+        return 255.0
+    for root in view.producing(value, *LINEAR, "reduce_sum", *_COMBINED, *_MOVED) if steps else ():
+        bounds = [_bound(view, each, steps - 1) for each in root.inputs]
+        if root.op in LINEAR:
+            return largest_terms(root.op, view.shape(root.inputs[1])) * math.prod(bounds)
+        if root.op == "reduce_sum":
+            return bounds[0] * view.type(root.inputs[0]).size / max(view.type(value).size, 1)
+        return _COMBINED.get(root.op, max)(bounds)
+    return math.inf
+
+
+_COMBINED: Mapping[str, Callable[[list[float]], float]] = {"add": sum, "sub": sum, "mul": math.prod}
+
+_MOVED = ("cast", "broadcast", "reshape", "transpose", "slice", "pad", "concat")
+
+
 def _join_bias(view: View, match: Found) -> Write | RuleRefusal:
     root, sums = match.root, match.values["sums"]
     bias, scale = axis_constant(view, match.values["bias"]), axis_constant(view, match.values["scale"])
@@ -147,6 +170,8 @@ def _join_bias(view: View, match: Found) -> Write | RuleRefusal:
             break
     if (np.abs(whole) >= LARGEST_BIAS).any():
         return RuleRefusal("the bias is large", root.output)
+    if _bound(view, sums) + np.abs(whole).max(initial=0) >= 1 << 31:
+        return RuleRefusal("the sum with the bias may not fit 32 bits", root.output)
 
     def write(writer: Writer) -> int:
         type_, total = writer.type(root.output), sums
