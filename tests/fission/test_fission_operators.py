@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
@@ -280,6 +282,32 @@ def test_upsample_9_and_scales():
     _check("Resize", ["f32[1,2,3,4]", ""], {2: scales}, 13, mode="linear")
 
 
+def test_rounding_errors_of_scales_do_not_choose_other_elements():
+    for rounding, scale in itertools.product(
+        ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil"), (1 / 3, 2 / 3)
+    ):
+        more = {"mode": "nearest", "nearest_mode": rounding, "coordinate_transformation_mode": "asymmetric"}
+        _check("Resize", ["f32[1,1,9]", ""], {2: _floats(1, 1, scale)}, 13, **more)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "more", "found"),
+    [
+        (np.float64, {}, DType.F32),
+        (np.float32, {"stash_type": TensorProto.BFLOAT16}, DType.BF16),
+        (np.float16, {}, DType.F32),
+    ],
+)
+def test_statistics_of_a_normalization_have_their_own_type(dtype, more, found):
+    x = np.arange(6, dtype=dtype).reshape(2, 3)
+    graph, _ = _split(one_operator("LayerNormalization", [x, x[0]], outputs=3, **more))
+    assert [graph.types[value].dtype for _, value in graph.outputs][1:] == [found, found]
+    y, mean, inverse = (array.astype(np.float64) for array in run(graph, {"x0": x, "x1": x[0]}).values())
+    np.testing.assert_allclose(mean, [[1], [4]])
+    np.testing.assert_allclose(inverse, [[1.5**0.5]] * 2, rtol=5e-3)
+    np.testing.assert_allclose(y[:, 1:], [[0, 2 * 1.5**0.5]] * 2, rtol=2e-3, atol=1e-3)
+
+
 SPECIAL_OPERATORS = [
     "Abs",
     "Neg",
@@ -410,6 +438,12 @@ def test_weights_of_four_bits_stay_packed(kind, block):
     scale, zero = (np.repeat(a, block, 0)[:33] if block else a for a in (numpy_helper.to_array(tensors[2]), points))
     data = rng.normal(size=(2, 33)).astype(np.float32)
     np.testing.assert_allclose(run(graph, {"x": data})["y"], data @ ((numbers - zero) * scale), rtol=1e-4, atol=1e-4)
+
+
+def test_constants_of_one_axis_have_blocks():
+    constants = {0: np.arange(8, dtype=np.uint8), 1: _floats(0.5, 2), 2: np.array([3, 5], np.uint8)}
+    graph, _ = _split(one_operator("DequantizeLinear", [], constants=constants, opset=21, axis=0, block_size=4))
+    np.testing.assert_array_equal(run(graph, {})["y0"], [-1.5, -1, -0.5, 0, -2, 0, 2, 4])
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,10 @@ _STEPS = (
     "Loop<body = g (int64 i, bool c, float[2,3] s) => (bool d, float[2,3] t)"
     " { d = Identity(c) f = Cast<to = 1>(i) t = Add(s, f) }>"
 )
-_BRANCH = "If<then_branch = g () => (float[1,2,3] t) { s = Constant<value_float = 2.0>() t = Mul(q, s) }, else_branch = g () => (float[] t) { t = Sin(q) }>(yes)"
+_BRANCH = (
+    "If<then_branch = g () => (float[1,2,3] t) { s = Constant<value_float = 2.0>() t = Mul(q, s) },"
+    " else_branch = g () => (float[] t) { t = Sin(q) }>(yes)"
+)
 TWICE = {
     "composite": (_ATTENTION, _ATTENTION.replace("0.5", "2.0")),
     "branch": (_BRANCH, _BRANCH.replace("2.0", "3.0")),

@@ -63,7 +63,8 @@ def _layer_norm(c: Context) -> Result:
     y = c.elementwise("mul", y, c.input(1))
     bias = c.optional(2)
     y = y if bias is None else c.elementwise("add", y, bias)
-    return y, mean, inverse
+    kept = [c.cast(v, c.output_type(i).dtype) if c.is_read(i) else v for i, v in ((1, mean), (2, inverse))]
+    return y, *kept
 
 
 def _rms_norm(c: Context) -> Result:

@@ -69,7 +69,7 @@ def _without_zero(
 ) -> tuple[ValueId, ValueId | None]:
     """Subtract the zero points from constant bytes and return no zero point, if the results fit signed bytes."""
     constants = c.builder.constant_of(x), None if zero is None else c.builder.constant_of(zero)
-    is_byte = c.dtype(x) in (DType.I8, DType.U8)
+    is_byte = c.dtype(x) in (DType.I8, DType.U8) and not c.attributes.integer("block_size", 0)
     if constants[0] is None or constants[1] is None or not is_byte or constants[1].array.ndim > 1:
         return x, offset
     shape, points = constants[0].array.shape, constants[1].array.reshape(-1).astype(np.int32)

@@ -87,8 +87,10 @@ def _resize_axis(c: Context, x: ValueId, axis: int, out: int, scale: float) -> V
     if mode == "nearest":
         rounding = c.attributes.text("nearest_mode", "round_prefer_floor")
         rounding = "floor" if c.version < 11 else rounding
-        # Rounding errors of x / scale must not move a position across an integer.
-        exact = np.where(np.abs(where - np.rint(where)) < 1e-7, np.rint(where), where)
+        # Rounding errors of x / scale must not move a position across an integer or half of one; the scale may be of
+        # float32.
+        near = np.rint(2 * where) / 2
+        exact = np.where(np.abs(where - near) < 2.0**-23 * np.maximum(near, 1), near, where)
         index = np.clip(_ROUNDINGS[rounding](exact), 0, size - 1)
         return c.take(x, axis, [int(i) for i in index])
     taps = _taps(mode, where, size, scale, c)

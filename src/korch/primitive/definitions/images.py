@@ -130,7 +130,8 @@ def _resized_axis(x: Array, axis: int, where: Array, scale: float, attributes: G
     n, mode = x.shape[axis], attributes.get("mode", b"nearest")
     if mode == b"nearest":
         rounding = attributes.get("nearest_mode", b"round_prefer_floor" if attributes[OPSET] > 10 else b"floor")
-        exact = np.where(np.abs(where - np.rint(where)) < 1e-7, np.rint(where), where)  # it is no rounding error
+        near = np.rint(2 * where) / 2  # it is no rounding error, also of a scale of float32
+        exact = np.where(np.abs(where - near) < 2.0**-23 * np.maximum(near, 1), near, where)
         return np.take(x, np.clip(_NEAREST[rounding](exact), 0, n - 1).astype(np.int64), axis)
     reach, weight = (1, _triangle) if mode == b"linear" else (2, _cubic(attributes.get("cubic_coeff_a", -0.75)))
     stretch = min(scale, 1.0) if attributes.get("antialias", 0) else 1.0
