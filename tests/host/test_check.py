@@ -138,6 +138,19 @@ def test_the_report_says_how_the_host_was_checked(given: dict[str, Array] | None
     assert f"({node.checked})" in describe("m", report)
 
 
+def test_results_are_no_memory_of_the_caller_or_of_the_executable(cache_folder: Any) -> None:
+    nodes = "z = NonZero(x) y = Identity(x) w = Constant<value = float[2] {3, 4}>()"
+    executable = optimized(
+        parsed(f"(float[2,2] x) => (int64[] z, float[2,2] y, float[2] w) {{ {nodes} }}"), cache_folder
+    )
+    x = np.eye(2, dtype=np.float32)
+    for _ in range(2):
+        _, y, w = executable(x)
+        np.testing.assert_array_equal(y, np.eye(2))
+        np.testing.assert_array_equal(w, [3, 4])
+        y[...] = w[...] = 0
+
+
 def test_an_engine_that_fails_on_random_inputs_is_not_checked(cache_folder: Any) -> None:
     model = parsed("(float[2,2] x, int64[1] s) => (int64[] y) { z = NonZero(x) [it] y = Reshape(z, s) }")
     for node in optimized(model, cache_folder).report.host:

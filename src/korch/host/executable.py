@@ -9,7 +9,8 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import IO, Any, Self
 
@@ -82,6 +83,12 @@ def run_part(part: Part, known: Mapping[str, Any]) -> dict[str, Any]:
     return dict(zip(part.outputs, results, strict=True))
 
 
+def _is_shared(value: Any, kept: Iterable[Any]) -> bool:
+    """Return whether a value shares memory with another one."""
+    arrays = [each for each in kept if isinstance(each, np.ndarray)] if isinstance(value, np.ndarray) else []
+    return any(value is each for each in kept) or any(np.may_share_memory(value, each) for each in arrays)
+
+
 class HostedExecutable(Runnable):
     """Runs segments one after another, with arrays in host memory between them.
 
@@ -148,9 +155,11 @@ class HostedExecutable(Runnable):
     def compute(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
         """Run the segments in order; each reads inputs, constants and the outputs of earlier segments."""
         known = {**self._constants, **accepted(self.get_inputs(), self.complete(arrays))}
+        kept = list(known.values())  # what the caller must not change by a result
         for part in self.parts:
             known |= run_part(part, known)
-        return tuple(known[name] for name, _ in self._outputs)
+        results = [known[name] for name, _ in self._outputs]
+        return tuple(deepcopy(value) if _is_shared(value, kept) else value for value in results)
 
     def archive(self) -> Archive:
         """Return the content of its file."""
