@@ -157,7 +157,7 @@ class _Plan:
     def is_fresh(self, args: Sequence[Any]) -> bool:
         """Return whether the weights of a call are the plan's weights, unchanged."""
         return all(
-            args[i] is weight and weight.data_ptr() == address and _version(weight) == version
+            args[i] is weight and weight.data_ptr() == address and weight._version == version
             for i, weight, address, version in self.weights
         )
 
@@ -215,7 +215,10 @@ class CompiledGraph:
         if self._written is None:
             with self._lock:
                 self._written = written_inputs(self._graph, args)
-                self._static = [static and i not in self._written for i, static in enumerate(self._static)]
+                self._static = [
+                    static and i not in self._written and not args[i].is_inference()  # which do not count writes
+                    for i, static in enumerate(self._static)
+                ]
         return not self._written and self.aliases.is_whole
 
     def _in_torch(self, reason: str, args: Sequence[Any]) -> Any:
@@ -374,7 +377,7 @@ def _fix_floats(graph: Any) -> None:
 
 
 def _noted(weights: Mapping[int, Any]) -> tuple[tuple[int, Any, int, int], ...]:
-    return tuple((i, weight, weight.data_ptr(), _version(weight)) for i, weight in weights.items())
+    return tuple((i, weight, weight.data_ptr(), weight._version) for i, weight in weights.items())
 
 
 def _options(options: Mapping[str, Any]) -> tuple[Options, Limits]:
@@ -413,8 +416,3 @@ def _key(arg: Any) -> Any:
     if isinstance(arg, torch.Tensor):
         return (tuple(arg.shape), arg.dtype, tuple(arg.stride()))
     return (type(arg), arg)
-
-
-def _version(tensor: Any) -> int:
-    """Return the number of writes to a tensor; 0 for inference tensors, which do not count writes."""
-    return 0 if tensor.is_inference() else int(tensor._version)

@@ -270,6 +270,15 @@ def test_changed_weights_are_seen(quick: dict[str, Any]) -> None:
         torch.testing.assert_close(compiled(x), module(x))
 
 
+def test_changed_weights_of_inference_mode_are_seen(quick: dict[str, Any]) -> None:
+    with torch.inference_mode():
+        module, x = nn.Linear(7, 5).eval(), torch.randn(3, 7)
+        compiled = torch.compile(module, backend="korch", options=quick)
+        same(compiled, module, x)
+        module.weight.mul_(2)
+        same(compiled, module, x)
+
+
 def effects(x: Any, table: Any, place: int) -> Any:
     """Write to inputs, and return a view of one, and a number."""
     y = x * 2

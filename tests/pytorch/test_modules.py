@@ -179,6 +179,25 @@ def test_buffers_that_are_written_are_states(quick: dict[str, Any]) -> None:
             executable.reset()
 
 
+class Raising(nn.Module):
+    """Writes to an argument before it reads another one."""
+
+    def forward(self, x: Any, y: Any) -> Any:
+        x.add_(1)
+        return x + y
+
+
+def test_written_arguments_share_no_memory(quick: dict[str, Any]) -> None:
+    x, y = torch.ones(2, 3), torch.ones(2, 3)
+    executable, both = korch.optimize(Raising().eval(), (x.clone(), y), **quick), torch.ones(3, 3)
+    torch.testing.assert_close(executable(x, y), y * 3)
+    for args in ((y, y), (both[1:], both[:2]), (y.numpy(), y.numpy()), (both[1:].numpy(), both[:2].numpy())):
+        with pytest.raises(InputError, match="writes to shares memory with another one"):
+            executable(*args)
+    rows = torch.ones(4, 3)
+    torch.testing.assert_close(executable(rows[:2], rows[2:]), y * 3)
+
+
 class Cache(nn.Module):
     """Reads rows of earlier calls, which it has as [heads, rows, features]; `is_old` also returns those before."""
 

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from korch.cuda.runtime.executable import CudaExecutable
-from korch.errors import UnprovidedError, UnsupportedError
+from korch.errors import InputError, UnprovidedError, UnsupportedError
 from korch.frontend.torch import Exported, Trees, export_call
-from korch.frontend.torch.effects import NO_EFFECTS, Effects
+from korch.frontend.torch.effects import NO_EFFECTS, Effects, shares_memory
 from korch.frontend.torch.export import example_call
 from korch.frontend.torch.free import FreeModule
 from korch.host.executable import HostedExecutable
@@ -95,12 +95,13 @@ class ModuleExecutable:
 
         Raises:
             InputError: the call is not nested like the example, or a tensor has another shape or
-                type or is on another device.
+                type or is on another device, or one that is written to shares memory with another.
             ProviderError: a kernel failed.
         """
         tensors, flat = self.trees.arguments.flatten(args, kwargs), self.flat
         with self._turn:
             given = [*tensors, *self.states.values()]
+            self._check_memory(tensors)
             into = self._in_place(flat, given)
             # an executable for CUDA takes and returns tensors directly
             found = flat(*given) if isinstance(flat, CudaExecutable) else run_tensors(flat, given, into)
@@ -113,6 +114,16 @@ class ModuleExecutable:
         if not isinstance(flat, Executable):
             results = tuple(map(np.array, results))  # a result may be a constant of the executable
         return self.trees.results.nest(list(map(as_tensor, results)))
+
+    def _check_memory(self, tensors: Sequence[Any]) -> None:
+        """Refuse an argument that is written to and shares memory with another one, which would change with it."""
+        written = frozenset(i for i in self._effects.written if i < len(tensors))  # the others are states
+        if written and shares_memory(tensors, written):
+            raise InputError(
+                "an argument that the module writes to shares memory with another one",
+                where="call",
+                hint="Pass a copy of one of them",
+            )
 
     def _in_place(self, flat: Any, given: Sequence[Any]) -> dict[int, Array]:
         """Return the memory of tensors in which an executable can write their new contents, by output.

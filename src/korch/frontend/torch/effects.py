@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import InputKind, OutputKind
@@ -144,9 +145,14 @@ def written_inputs(graph: Any, args: Sequence[Any]) -> frozenset[int]:
 def shares_memory(args: Sequence[Any], written: frozenset[int]) -> bool:
     """Return whether a tensor that is written to shares memory with another one."""
     storages: dict[int, list[int]] = {}
+    arrays: list[int] = []
     for i, arg in enumerate(args):
         if isinstance(arg, torch.Tensor) and arg.numel():
             storages.setdefault(arg.untyped_storage().data_ptr(), []).append(i)
+        elif isinstance(arg, np.ndarray):
+            if any(np.may_share_memory(arg, args[k]) for k in arrays if k in written or i in written):
+                return True
+            arrays.append(i)
     for own in storages.values():
         for i in written.intersection(own) if len(own) > 1 else ():
             start, stop = span_of(args[i])
