@@ -3,7 +3,6 @@
 import gc
 import logging
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -187,9 +186,7 @@ class Run:
         return end_s + FRESH_S * (budget_s >= 10 * FRESH_S)
 
 
-TURN_S = 0.0005  # a thread that computes with NumPy waits for this after each step, while another one runs Python
-
-_before: list[tuple[float, tuple[int, int, int]]] = []
+_before: list[tuple[int, int, int]] = []
 _collections = threading.Lock()
 
 
@@ -198,18 +195,15 @@ def few_collections() -> Iterator[None]:
     """Make Python's garbage collector run rarely, until the last of the searches that run at the same time ends.
 
     A search makes millions of long-lived objects and hardly any reference cycles, so that frequent
-    collections take time and free nothing. Threads also take turns more often, as the reference is computed
-    beside other work.
+    collections take time and free nothing.
     """
     with _collections:
-        _before.append((sys.getswitchinterval(), gc.get_threshold()))
+        _before.append(gc.get_threshold())
         gc.set_threshold(200_000, 50, 100)
-        sys.setswitchinterval(TURN_S)
     try:
         yield
     finally:
         with _collections:
             last = _before.pop()  # the first one is popped last, whichever search ends last
             if not _before:
-                sys.setswitchinterval(last[0])
-                gc.set_threshold(*last[1])
+                gc.set_threshold(*last)
