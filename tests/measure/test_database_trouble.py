@@ -76,6 +76,23 @@ def test_damage_that_can_not_be_moved_aside_gives_a_database_in_memory(tmp_path,
     assert message.endswith("measurements are not kept")
 
 
+def test_what_another_process_has_healed_is_kept(tmp_path):
+    first, second = Database(tmp_path, "here"), Database(tmp_path, "here")
+    for i in range(200):
+        first.put_record(f"a{i}", KNOWN)
+    first._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    damage(first.path)
+    for database in (first, second):
+        database._connection.execute("PRAGMA shrink_memory")  # it reads the file anew
+        assert database.record("a7") is None
+        database.put_record("new", KNOWN)
+    first.put_record("newer", KNOWN)
+    again = Database(tmp_path, "here")
+    assert again.record("new") == again.record("newer") == second.record("newer") == KNOWN
+    for database in (first, second, again):
+        database.close()
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

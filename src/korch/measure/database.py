@@ -6,6 +6,7 @@ entries that can't be read count as unknown, and entries that can't be written a
 conditions is reported once, as a warning.
 """
 
+import fcntl
 import logging
 import sqlite3
 import time
@@ -189,18 +190,26 @@ class Database:
         self._connection = self._begin_anew(error)
 
     def _begin_anew(self, error: Exception) -> sqlite3.Connection:
-        aside = self.path.with_suffix(".damaged")
         try:
-            for suffix in ("-wal", "-shm"):
-                self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
-            if self.path.exists():
-                self.path.replace(aside)
-            logger.warning(
-                "the kernel database is damaged (%s); it is moved to %s and a new one is created", error, aside
-            )
-            return self._connect(str(self.path))
+            with self.path.with_suffix(".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                try:
+                    return self._connect(str(self.path))  # another process may have replaced the file
+                except sqlite3.OperationalError:  # locked, or its disk fails
+                    raise
+                except _DAMAGE:
+                    self._move_aside(error)
+                return self._connect(str(self.path))
         except (OSError, sqlite3.Error, *_DAMAGE) as worse:
             return self._in_memory(worse)
+
+    def _move_aside(self, error: Exception) -> None:
+        aside = self.path.with_suffix(".damaged")
+        for suffix in ("-wal", "-shm"):
+            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+        if self.path.exists():
+            self.path.replace(aside)
+        logger.warning("the kernel database is damaged (%s); it is moved to %s and a new one is created", error, aside)
 
 
 def sealed(target: str, key: str, value: str) -> str:
