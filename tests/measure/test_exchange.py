@@ -120,6 +120,19 @@ def test_old_records_are_removed(tmp_path: Path) -> None:
     assert stats(folder) == []
 
 
+@pytest.mark.parametrize("arguments", [["--days", "0"], ["--megabytes", "0"]])
+def test_a_database_that_is_locked_is_not_pruned(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(Database(filled(tmp_path, "xyz"), "")) as database:
+        database.add([("records", "here", "old", "0 {}", 1000)])
+        database._connection.execute("BEGIN IMMEDIATE")
+        assert main(["database", "prune", *arguments, "--cache-folder", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "0 entries were removed\n"
+    (message,) = caplog.messages
+    assert message.endswith("can't be written: another process holds it (database is locked)")
+
+
 @pytest.mark.parametrize("arguments", [[], ["--days", "-1"], ["--megabytes", "nan"]])
 def test_prune_needs_a_limit(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["database", "prune", *arguments, "--cache-folder", str(tmp_path)]) == 1

@@ -148,8 +148,8 @@ class Database:
     def remove_before(self, at_s: int) -> int:
         """Remove entries that are older than a time in seconds since 1970; return how many there were."""
         removed = sum(max(0, self._do(f"DELETE FROM {table} WHERE at < ?", (at_s,))) for table in ("records", "facts"))
-        self._connection.execute("VACUUM")
-        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        for statement in ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"):
+            self._do(statement, ())
         return removed
 
     def _say_once(self, what: str, error: sqlite3.Error) -> None:

@@ -136,7 +136,8 @@ def prune(folder: Path, days: float | None, most_bytes: int | None) -> int:
             removed += database.remove_before(int(time.time() - 86400 * days))
         while most_bytes is not None and database.path.exists() and database.path.stat().st_size > most_bytes:
             times = sorted(at for table in TABLES[1:] for (at,) in database.rows(f"SELECT at FROM {table}"))
-            if not times:
+            found = database.remove_before(times[len(times) // 4] + 1) if times else 0
+            if not found:  # none is left, or the file can't be written
                 break
-            removed += database.remove_before(times[len(times) // 4] + 1)
+            removed += found
         return removed
