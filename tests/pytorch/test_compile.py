@@ -325,6 +325,20 @@ def test_inputs_that_share_memory_are_written_in_pytorch(made: list[Any], quick:
         assert [("shares memory with another input" in str(w.message)) for w in said] == [True] * is_shared
 
 
+def view_of_first(x: Any, y: Any) -> Any:
+    return x.view(2, 2), x + y
+
+
+def test_a_view_of_one_of_inputs_that_share_memory_is_made_by_pytorch(made: list[Any], quick: dict[str, Any]) -> None:
+    compiled, x, y = torch.compile(view_of_first, backend="korch", options=quick), torch.randn(8), torch.randn(8)
+    with torch.no_grad(), pytest.warns(KorchFallbackWarning, match="its result 0 shares memory with several inputs"):
+        compiled(x[:4], x[4:])
+    with torch.no_grad():
+        found = compiled(x[:4].clone(), y[4:])
+    assert len(made) == 1  # the graph is the first call's
+    torch.testing.assert_close(found, view_of_first(x[:4], y[4:]))
+
+
 def parts(x: Any) -> Any:
     y = x * 2
     return y[1:], y.t(), x + 1, y[:, ::2]
@@ -359,6 +373,10 @@ def bits(x: Any) -> Any:
     return y, y.view(torch.int32)
 
 
+def bits_of_input(x: Any) -> Any:
+    return x.view(torch.int32), x + 1
+
+
 def random(x: Any) -> Any:
     return x + 0 * torch.rand_like(x)
 
@@ -371,6 +389,7 @@ def eigenvalues(x: Any) -> Any:
     ("function", "reason"),
     [
         (bits, r"its results \[0, 1\] share memory"),
+        (bits_of_input, "its result 0 shares memory with an input of another type"),
         (random, r"draws random numbers.*\. Pass random tensors as inputs"),
         (eigenvalues, "PyTorch has no translation of the operator .*linalg"),
     ],

@@ -63,7 +63,10 @@ def _view_of(view: _View, tensors: Sequence[Any]) -> Any:
 def aliases_of(graph: Any) -> Aliases:
     """Return the results of a graph that are views of inputs or of each other, or numbers."""
     nodes = inputs_of(graph)
-    given = {storage_of(value): i for i, node in enumerate(nodes) if (value := _tensor(node)) is not None}
+    given: dict[int, list[int]] = {}  # by memory, the inputs in it
+    for i, node in enumerate(nodes):
+        if (value := _tensor(node)) is not None:
+            given.setdefault(storage_of(value), []).append(i)
     results = _results(graph)
     views: dict[int, _View] = {}
     seen: dict[int, list[int]] = {}  # by memory, the places of results in it
@@ -79,7 +82,10 @@ def aliases_of(graph: Any) -> Aliases:
             continue
         storage = storage_of(value)
         if storage in given:
-            i = given[storage]
+            i, *others = given[storage]
+            if others or value.dtype != _tensor(nodes[i]).dtype:
+                what = "several inputs" if others else "an input of another type"
+                return Aliases(graph, reason=f"its result {k} shares memory with {what}")
             (shape, steps, offset), own = _geometry(value), _geometry(_tensor(nodes[i]))
             if (shape, steps, offset) == own:
                 views[k] = i, None
