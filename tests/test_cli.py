@@ -1,5 +1,6 @@
 """The command line: exit codes, one-line errors, JSON."""
 
+import errno
 import json
 import os
 import re
@@ -110,6 +111,26 @@ def test_run_and_explain(artifact: Path, tmp_path: Path, capsys: Capture, monkey
     assert [line.split(": ")[0] for line in lines] == [str(path) for path in both if path.stat().st_size > 0]
     assert main(["explain", str(artifact), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["run", "--random", "--output"], ["explain", "--no-run", "--html"], ["profile", "--rounds", "1", "--trace"]],
+)
+def test_a_full_disk_leaves_the_old_file(
+    artifact: Path, flags: list[str], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fsync(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("korch.report.page.page", lambda *arguments: "<html>")
+    monkeypatch.setattr(os, "fsync", fsync)
+    path = tmp_path / "file"
+    path.write_text("old")
+    command, *rest = flags
+    assert main([command, str(artifact), *rest, str(path)]) == 1
+    assert f"{path}: it can't be written: No space left on device" in capsys.readouterr().err
+    assert path.read_text() == "old"
 
 
 def test_the_ledger_is_another_file_than_the_artifact(tmp_path: Path, capsys: Capture) -> None:

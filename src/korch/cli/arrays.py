@@ -25,10 +25,15 @@ if TYPE_CHECKING:
 
 def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
     """Write an .npz file; unlike `numpy.savez`, use exactly this file name and allow any keys."""
-    with writing(path, "option --output"), zipfile.ZipFile(path, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
-                np.lib.format.write_array(stream, array, allow_pickle=False)
+    from korch.runtime.artifact import write_file
+
+    def write(file: IO[bytes]) -> None:
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
+                    np.lib.format.write_array(stream, array, allow_pickle=False)
+
+    write_file(path, write)
 
 
 @contextmanager

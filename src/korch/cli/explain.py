@@ -130,8 +130,9 @@ def _write_page(parsed: argparse.Namespace, executable: PlanExecutable) -> None:
 
 
 def _write_html(path: Path, text: str) -> None:
-    with writing(path, "option --html"):
-        path.write_text(text, encoding="utf-8")
+    from korch.runtime.artifact import write_file
+
+    write_file(path, lambda stream: stream.write(text.encode()))
     print(f"{path}: {len(text) / 1e6:.1f} MB, open it in a browser")
 
 

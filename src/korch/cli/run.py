@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from korch.cli.arrays import read_feeds, write_arrays, writing
+from korch.cli.arrays import read_feeds, write_arrays
 from korch.cli.flags import options_of
 from korch.cli.select import plan_at
 from korch.cli.shapes import parse_bindings, parse_shapes
@@ -92,6 +92,7 @@ def profile(parsed: argparse.Namespace) -> int:
     from korch.loading import load
     from korch.records import to_json
     from korch.report.trace import trace
+    from korch.runtime.artifact import write_file
     from korch.runtime.executable import Executable
 
     if parsed.rounds < 1:
@@ -108,8 +109,7 @@ def profile(parsed: argparse.Namespace) -> int:
         found = found if threads is None else replace(found, loads=threads.loads())
     if parsed.trace is not None:
         text = json.dumps(trace(executable.plan, found, threads, reason))
-        with writing(parsed.trace, "option --trace"):
-            parsed.trace.write_text(text)
+        write_file(parsed.trace, lambda stream: stream.write(text.encode()))
     print(to_json(found) if parsed.json else found.to_text())
     return 0
 

@@ -96,7 +96,7 @@ class Artifact:
         return replace(self, report_json=to_json(report).encode())
 
 
-def write_file(path: str | os.PathLike[str], write: Callable[[IO[bytes]], None]) -> None:
+def write_file(path: str | os.PathLike[str], write: Callable[[IO[bytes]], object]) -> None:
     """Write a file so that `path` has either its previous content or the complete new content.
 
     Raises:
