@@ -464,8 +464,10 @@ def test_first_rows_in_c_are_at_least_those_of_the_plan(cache_folder, tmp_path) 
         in_c.close()
     in_c = c_session(executable, tmp_path / "refused")
     for rows in (3, 17, 20):
-        with pytest.raises(InputError):
-            executable.session().run(np.ones((rows, 4), np.float32))
+        session = executable.session()
+        with pytest.raises(InputError, match=f"no plan runs {rows} rows after 0"):
+            session.run(np.ones((rows, 4), np.float32))
+        assert session.length == 0
         with pytest.raises(
             ValueError, match=rf"^(no plan runs {rows} rows after 0|input x, axis 0: its size is {rows};)"
         ):
@@ -593,6 +595,25 @@ def test_small_capacities_and_states_that_are_never_empty(cache_folder, past) ->
     assert not found.described.is_causal  # whether parts are right is looked at, not assumed
     x, before = np.ones((4, 1), np.float32), np.ones((4, 5), np.float32)
     np.testing.assert_allclose(found(x, before)[0], np.full((4, 1), 7.0))
+
+
+def test_fewer_rows_than_the_plans_have_are_refused(cache_folder) -> None:
+    text = """(float[n, 4] x, float[p, 4] past) => (float[1, 4] y, float[total, 4] present) {
+        present = Concat <axis = 0> (past, x)
+        part = Slice(present, begin, end)
+        y = ReduceMax <axes = [0], keepdims = 1> (part)
+    }"""
+    model, sizes = parsed(text, begin=np.array([0]), end=np.array([16])), {"p": range(16, 33), "n": range(1, 9)}
+    executable = korch.optimize(model, shapes=sizes, cache_folder=cache_folder, **QUICK)
+    assert isinstance(executable, StatefulExecutable)
+    session, x = executable.session(), np.full((1, 4), -1, np.float32)
+    for past in (0, 5, 15):
+        session.assign([np.full((past, 4), -1, np.float32)], past)
+        with pytest.raises(InputError, match=f"no plan runs 1 rows after {past}; expected .* behind 16 or more others"):
+            session.run(x)
+        assert session.length == past
+    session.assign([np.full((16, 4), -1, np.float32)], 16)
+    np.testing.assert_array_equal(session.run(x)[0], x)
 
 
 def test_a_model_whose_sizes_are_known_is_not_searched_for_states(monkeypatch, cache_folder) -> None:

@@ -8,7 +8,7 @@ first rows follows none. The file has the format of an executable for several sh
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -391,21 +391,25 @@ class Session:
             return len(tensor.axes) - 1 - tensor.axes[::-1].index(str(rows))
         return tensor.axis(ROWS)
 
-    def _pieces(self, rows: int) -> Iterator[tuple[int, int]]:
-        """Yield the begins and ends of parts of new rows for which there are plans."""
-        begin, plans = 0, self.executable.by_rows
-        if self.length == 0 and 0 in plans and rows >= plans[0].ranges.dimensions[0].low:
-            begin = min(rows, plans[0].ranges.dimensions[0].high)
-            yield 0, begin
+    def _pieces(self, rows: int) -> list[tuple[int, int]]:
+        """Return the begins and ends of parts of new rows for which there are plans."""
+        plans = {n: own.ranges.dimensions[0] for n, own in self.executable.by_rows.items()}
+        begin, found = 0, list[tuple[int, int]]()
+        if self.length == 0 and 0 in plans and rows >= plans[0].low:
+            begin = min(rows, plans[0].high)
+            found.append((0, begin))
         while begin < rows:
-            fitting = [n for n in plans if 0 < n <= rows - begin]
+            past = self.length + begin
+            fitting = [n for n, own in plans.items() if 0 < n <= rows - begin and own.low <= past + n <= own.high]
             is_part = begin > 0 or max(fitting, default=0) < rows
-            if not fitting or self.length + begin == 0 or (is_part and not self.executable.described.is_causal):
+            if not fitting or (is_part and not self.executable.described.is_causal):
                 counts = " or ".join(str(n) for n in plans if n)
-                more = "" if self.length or 0 in plans else " behind others; `assign` these first"
+                least = min(own.low - n for n, own in plans.items() if n)
+                more = "" if past >= least or 0 in plans else f" behind {least} or more others; `assign` these first"
                 raise InputError(f"no plan runs {rows} rows after {self.length}", "session", f"{counts} rows{more}")
-            yield begin, begin + max(fitting)
+            found.append((begin, begin + max(fitting)))
             begin += max(fitting)
+        return found
 
     def _run_piece(self, feeds: Sequence[Array], begin: int, end: int) -> tuple[Array, ...]:
         """Run one plan on a part of the new rows."""
