@@ -14,7 +14,7 @@ import pytest
 import korch
 from benchmarks.models.decoder import build_decoder
 from korch.cli import main
-from korch.errors import ArtifactError, InputError, OptionError, UnsupportedError
+from korch.errors import ArtifactError, InputError, OptionError, ProviderError, UnsupportedError
 from korch.frontend.onnx import read_model
 from korch.pipeline.stateful import state_sizes
 from korch.ranges import free
@@ -422,13 +422,14 @@ def test_a_session_in_c_refuses_rows_before_it_writes_any(cache_folder, tmp_path
     in_c.close()
 
 
-def test_a_run_in_c_that_fails_leaves_zeros_behind_the_rows(cache_folder, tmp_path) -> None:
+def test_a_run_that_fails_leaves_zeros_behind_the_rows(cache_folder, tmp_path) -> None:
     text = """(float[n, 4] x, int64[1] k, float[p, 4] past) => (float[1, 4] y, float[total, 4] present) {
         scaled = Mul(x, x)
         present = Concat <axis = 0> (past, scaled)
         sum = ReduceSum <keepdims = 1> (present, axes)
         twice = Add(sum, sum)
-        row = Gather(table, k)
+        index = Add(k, k)
+        row = Gather(table, index)
         y = Add(twice, row)
     }"""
     model = parsed(text, axes=np.array([0]), table=np.zeros((3, 4), np.float32))
@@ -439,12 +440,19 @@ def test_a_run_in_c_that_fails_leaves_zeros_behind_the_rows(cache_folder, tmp_pa
     x, k = np.ones((8, 4), np.float32), np.zeros(1, np.int64)
     in_c.run([x, k])
     with pytest.raises(AssertionError):
-        in_c.run([x, k + 3])  # the table has 3 rows
+        in_c.run([x, k + 2])  # the table has 3 rows
     assert in_c.length == 8
     kept = in_c.memory(0, 4 * 4 * 40)
     assert kept == x.tobytes().ljust(len(kept), b"\0")
     np.testing.assert_array_equal(in_c.run([x[:1], k])[0], np.full((1, 4), 18, np.float32))
     in_c.close()
+    session = executable.session()
+    for length in (0, 8):
+        with pytest.raises(ProviderError):
+            session.run(x, k + 2)
+        assert session.length == length
+        assert not any(array[length:].any() for array in session._memory.arrays)
+        session.run(x, k)
 
 
 def test_first_rows_in_c_are_at_least_those_of_the_plan(cache_folder, tmp_path) -> None:

@@ -287,8 +287,7 @@ class Session:
         if not 0 <= length <= self.length:
             raise InputError(f"it can't be cut to {length} rows", "session", f"0 to {self.length}")
         self._own()
-        for array, axis in zip(self._memory.arrays, self._axes, strict=True):
-            array[_part(axis, length, self.length)] = 0
+        self._clear(length, self.length)
         self.length = length
 
     def fork(self) -> Session:
@@ -305,6 +304,11 @@ class Session:
     def views(self, length: int) -> list[Array]:
         """Return the memory of the first rows of each state, and of the scales of bytes, which later runs change."""
         return [array[_part(axis, 0, length)] for array, axis in zip(self._memory.arrays, self._axes, strict=True)]
+
+    def _clear(self, begin: int, end: int) -> None:
+        """Write zeros over rows of each state: plans rely on zeros behind the rows."""
+        for array, axis in zip(self._memory.arrays, self._axes, strict=True):
+            array[_part(axis, begin, end)] = 0
 
     def _keep(self, stored: Sequence[Array], length: int) -> None:
         """Set the first rows of each array of the memory."""
@@ -416,19 +420,22 @@ class Session:
         executable, past = self.executable, self.length
         arrays = [_piece(t, a, begin, end, past) for t, a in zip(self._inputs, feeds, strict=True)]
         rows = end - begin
-        kept = executable.state_inputs
-        left, memory = iter(arrays), iter(self._memory.arrays)
+        kept, left = executable.state_inputs, iter(arrays)
         self._own()
-        if past:
-            memory = iter(self._memory.arrays)
-            inputs = [next(memory) if i in kept else next(left) for i in range(len(executable.described.inputs))]
-            found = executable.fitting(rows, past + rows).run([*inputs, *memory])
-        else:
-            empty = [np.zeros(t.shape(0, rows), DType(t.dtype).numpy) for t in executable.described.inputs]
-            inputs = [empty[i] if i in kept else next(left) for i in range(len(empty))]
-            found = executable.fitting(0, rows).run(inputs)
-            self._keep([found[output] for output in kept.values()], rows)
-        self.length += rows
+        try:
+            if past:
+                memory = iter(self._memory.arrays)
+                inputs = [next(memory) if i in kept else next(left) for i in range(len(executable.described.inputs))]
+                found = executable.fitting(rows, past + rows).run([*inputs, *memory])
+            else:
+                empty = [np.zeros(t.shape(0, rows), DType(t.dtype).numpy) for t in executable.described.inputs]
+                inputs = [empty[i] if i in kept else next(left) for i in range(len(empty))]
+                found = executable.fitting(0, rows).run(inputs)
+                self._keep([found[output] for output in kept.values()], rows)
+            self.length += rows
+        except BaseException:
+            self._clear(past, past + rows)
+            raise
         outputs = set(kept.values())
         return tuple(array for i, array in enumerate(found) if i not in outputs)
 
