@@ -22,6 +22,7 @@ from korch.ranges.state import PAST, ROWS, TOTAL
 from korch.report.peers.artifact import ArtifactPeer
 from korch.runtime.executable import Executable
 from korch.runtime.generate import Sampling, generate
+from korch.runtime.rows import StatefulModel
 from korch.runtime.runnable import random_feeds
 from korch.runtime.sizes import sizes_of_states
 from korch.runtime.stateful import Session, StatefulExecutable, States
@@ -350,6 +351,24 @@ def test_a_fork_shares_memory_until_one_of_them_changes(executable) -> None:
     owner = session._memory
     run_all(session, tokens(1))
     assert session._memory is owner  # the other one has copied it
+
+
+def test_a_fork_whose_rows_can_not_be_copied_changes_nothing(executable, monkeypatch) -> None:
+    session = executable.session()
+    run_all(session, tokens(3))
+    branch, before = session.fork(), session.states()
+    with monkeypatch.context() as patched:
+        patched.setattr(StatefulModel, "memory", raises)
+        with pytest.raises(MemoryError):
+            branch.run(input_ids=tokens(1))
+    run_all(session, tokens(2))
+    assert all(map(np.array_equal, branch.states(), before))
+    run_all(branch, tokens(2))
+    assert all(map(np.array_equal, branch.states(), session.states()))
+
+
+def raises(*args: object) -> object:
+    raise MemoryError
 
 
 def test_an_artifact_has_the_same_sessions(executable, tmp_path) -> None:

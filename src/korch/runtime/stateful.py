@@ -8,10 +8,12 @@ first rows follows none. The file has the format of an executable for several sh
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakSet
 
 import numpy as np
 
@@ -230,8 +232,10 @@ class StatefulExecutable(ShapedExecutable):
 class _Rows:
     """The memory of the states of one or several sessions, which all have its rows."""
 
-    def __init__(self, arrays: list[Array]) -> None:
-        self.arrays, self.users = arrays, 1
+    lock: ClassVar[threading.Lock] = threading.Lock()  # held by a session that copies its rows
+
+    def __init__(self, arrays: list[Array], user: Session) -> None:
+        self.arrays, self.users = arrays, WeakSet([user])
 
 
 class Session:
@@ -249,7 +253,7 @@ class Session:
         model = executable.described
         self._inputs = [t for i, t in enumerate(model.inputs) if i not in executable.state_inputs]
         memory = model.memory()
-        self._memory, self._axes = _Rows([array for array, _ in memory]), [axis for _, axis in memory]
+        self._memory, self._axes = _Rows([array for array, _ in memory], self), [axis for _, axis in memory]
 
     def run(self, *arrays: Any, **named: Any) -> tuple[Array, ...]:
         """Run the model on new rows, behind those so far.
@@ -294,7 +298,7 @@ class Session:
         """Return another session with the same rows; they are copied when either of them changes."""
         found = Session.__new__(Session)
         found.__dict__.update(self.__dict__)
-        self._memory.users += 1
+        self._memory.users.add(found)
         return found
 
     def states(self) -> list[Array]:
@@ -334,19 +338,17 @@ class Session:
         self._keep(model.stored(accepted), length)
         self.length = length
 
-    def __del__(self) -> None:
-        if (memory := getattr(self, "_memory", None)) is not None:
-            memory.users -= 1
-
     def _own(self) -> None:
         """Copy the rows if another session has the same memory."""
-        if self._memory.users == 1:
-            return
-        self._memory.users -= 1
-        found = [array for array, _ in self.executable.described.memory()]
-        for to, array, axis in zip(found, self._memory.arrays, self._axes, strict=True):
-            to[_part(axis, 0, self.length)] = array[_part(axis, 0, self.length)]
-        self._memory = _Rows(found)
+        with _Rows.lock:
+            shared = self._memory
+            if len(shared.users) == 1:
+                return
+            found = _Rows([array for array, _ in self.executable.described.memory()], self)
+            for to, array, axis in zip(found.arrays, shared.arrays, self._axes, strict=True):
+                to[_part(axis, 0, self.length)] = array[_part(axis, 0, self.length)]
+            self._memory = found
+            shared.users.discard(self)
 
     def _named(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         names = [tensor.name for tensor in self._inputs]
