@@ -127,12 +127,12 @@ SLOWED = """
 int {own}_team(void *const *buffers, Member *own);
 void {own}_task(int stage, void *const *buffers, long begin, long end, long me);
 int {symbol}_team(void *const *buffers, Member *own) {{
-    sleep_us(60000);
+    sleep_us({us});
     append_byte("{log}");
     return {own}_team(buffers, own);
 }}
 void {symbol}_task(int stage, void *const *buffers, long begin, long end, long me) {{
-    sleep_us(60000);
+    sleep_us({us});
     append_byte("{log}");
     {own}_task(stage, buffers, begin, end, me);
 }}
@@ -142,12 +142,12 @@ int {symbol}_run(void *state, void *const *buffers) {{
 """
 
 
-def slowed(step: PlanStep[Kernel], log: Path) -> PlanStep[Kernel]:
+def slowed(step: PlanStep[Kernel], log: Path, us: int = 60_000) -> PlanStep[Kernel]:
     """Return a kernel that sleeps before each task, or before its part of each thread, and appends to a file then."""
     if step.kernel.threading is not Threading.TEAM:
         return step
     own = step.kernel.symbol
-    source = llvm_of(MEMBER + SYSTEM + SLOWED.format(own=own, symbol=f"slow_{own}", log=log))
+    source = llvm_of(MEMBER + SYSTEM + SLOWED.format(own=own, symbol=f"slow_{own}", log=log, us=us))
     kernel = replace(step.kernel, symbol=f"slow_{own}", source=source, units=step.kernel.texts)
     return replace(step, kernel=kernel)
 
@@ -175,6 +175,47 @@ def test_an_interrupt_ends_a_long_run_between_tasks(parts: int, tmp_path: Path, 
         process.stdin.write("\n")
         assert process.communicate(timeout=120)[0] == "right\n"
     assert ended < (log.stat().st_size - ended) / 2
+
+
+BESIDE = """
+import sys, threading
+from pathlib import Path
+import numpy as np
+from korch.runtime.executable import Executable
+slow, other = map(Executable.load, sys.argv[1:3])
+log, x = Path(sys.argv[3]), np.zeros((1, 32, 21, 18), np.float32)
+other(x)
+once, runs, ended = log.stat().st_size, 1, threading.Event()
+def repeat():
+    global runs
+    while not ended.is_set():
+        other(x)
+        runs += 1
+thread = threading.Thread(target=repeat)
+thread.start()
+try:
+    slow(x)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+ended.set()
+thread.join()
+print(log.stat().st_size - once * runs, flush=True)
+"""
+
+
+def test_an_interrupt_ends_no_run_of_another_thread(tmp_path: Path, cache_folder: Path) -> None:
+    graph, target = network(), detect_target(2, llvm_identity())
+    builder, steps = Builder(target.isa, cache_folder), steps_of(graph, target)
+    for name, us in (("slow", 60_000), ("other", 4_000)):
+        made = build(graph, [slowed(step, tmp_path / f"{name} log", us) for step in steps], target, builder, parts=2)
+        Executable(made).save(tmp_path / name)
+    command = [sys.executable, "-c", BESIDE, *(str(tmp_path / name) for name in ("slow", "other", "other log"))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        while not (tmp_path / "slow log").exists() and process.poll() is None:
+            time.sleep(0.001)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=120)[0] == "interrupted\n0\n"  # no task was left out or repeated
 
 
 def test_an_interrupt_ends_a_run_and_the_next_is_right(artifact: Path) -> None:

@@ -73,7 +73,8 @@ struct korch_handle {
     int64_t *kernel_ns;        /* null unless the run is timed */
     oversubscription *watched; /* null: none is detected */
     int64_t from, end;         /* the steps that run in one region, or the step that runs apart */
-    int failed;                /* atomic: 1 + the number of a step that failed, or 0 */
+    int failed;                /* atomic: 1 + the number of a step that failed, KORCH_INTERRUPTED, or 0 */
+    bool watches;              /* whether interrupts end this run */
     bool stops;
     int64_t came_ns;  /* when all threads had arrived at the last barrier */
     int64_t start_ns; /* in timed runs: when the next kernel begins */
@@ -178,8 +179,11 @@ static void unwatch_interrupts(void) {
 
 /* -- Runs ----------------------------------------------------------------------------------------------------------- */
 
-static int failed_step(const korch_handle *h) {
-    return __atomic_load_n(&is_interrupted, __ATOMIC_RELAXED) ? KORCH_INTERRUPTED : __atomic_load_n(&h->failed, __ATOMIC_RELAXED);
+/* An interrupt is kept: a thread may have left out a task because of it. */
+static int failed_step(korch_handle *h) {
+    if (h->watches && __atomic_load_n(&is_interrupted, __ATOMIC_RELAXED))
+        __atomic_store_n(&h->failed, KORCH_INTERRUPTED, __ATOMIC_RELAXED);
+    return __atomic_load_n(&h->failed, __ATOMIC_RELAXED);
 }
 
 static void fail(korch_handle *h, int64_t step) { __atomic_store_n(&h->failed, (int)step + 1, __ATOMIC_RELAXED); }
@@ -325,7 +329,7 @@ static int run_some(korch_handle *h) {
 int korch_run_timed(korch_handle *h, const void *const *inputs, void *const *outputs, int64_t *kernel_ns) {
     pthread_mutex_lock(&h->mutex);
     const int threads = korch_set_threads((int)h->threads);
-    const bool watches =
+    h->watches =
         korch_catches_interrupts && (h->took_ns == 0 || h->took_ns > LONG_RUN_NS) && watch_interrupts();
     bind_tensors(h, inputs, outputs);
     const int64_t begun_ns = h->start_ns = korch_now_ns();
@@ -344,7 +348,7 @@ int korch_run_timed(korch_handle *h, const void *const *inputs, void *const *out
     if (h->watched && !failed) end_oversubscription(h->watched, korch_now_ns());
     if (!failed) copy_outputs(h, inputs, outputs);
     h->took_ns = korch_now_ns() - begun_ns;
-    if (watches) unwatch_interrupts();
+    if (h->watches) unwatch_interrupts();
     korch_set_threads(threads);
     pthread_mutex_unlock(&h->mutex);
     return failed;
