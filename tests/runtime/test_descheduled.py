@@ -218,6 +218,28 @@ def test_an_interrupt_ends_no_run_of_another_thread(tmp_path: Path, cache_folder
         assert process.communicate(timeout=120)[0] == "interrupted\n0\n"  # no task was left out or repeated
 
 
+DAEMON = """
+import sys, threading, time
+import numpy as np
+from korch.runtime.executable import Executable
+executable, x = Executable.load(sys.argv[1]), np.zeros((1, 32, 21, 18), np.float32)
+def repeat():
+    while True:
+        executable(x)
+threading.Thread(target=repeat, daemon=True).start()
+time.sleep(0.1)
+"""
+
+
+def test_a_thread_may_run_a_plan_while_the_process_ends(tmp_path: Path, cache_folder: Path) -> None:
+    graph, target = network(), detect_target(2, llvm_identity())
+    slow = [slowed(step, tmp_path / "log", 4_000) for step in steps_of(graph, target)]
+    Executable(build(graph, slow, target, Builder(target.isa, cache_folder), parts=2)).save(tmp_path / "m.korch")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for _ in range(5):
+        subprocess.run([sys.executable, "-c", DAEMON, tmp_path / "m.korch"], env=environment, check=True)
+
+
 def test_an_interrupt_ends_a_run_and_the_next_is_right(artifact: Path) -> None:
     end = time.monotonic() + 120
     with started(artifact, "interrupt", 1.0) as process:

@@ -104,7 +104,8 @@ class Handle:
         self._run_timed = library.function("run_timed")
         destroy = library.function("destroy", None)
         # The rest are arguments so that they outlive the handle.
-        weakref.finalize(self, _destroy, destroy, self._handle, pointers, weights, library)
+        owned = weakref.finalize(self, _destroy, destroy, self._handle, pointers, weights, library)
+        owned.atexit = False  # a daemon thread may still run it
 
     @property
     def pointer(self) -> ctypes.c_void_p:
