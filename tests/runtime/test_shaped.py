@@ -170,6 +170,13 @@ def test_a_program_in_c_finds_the_plans(executable, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=re.escape(f"can't read {folder / name}")):
             Session(folder, 1)
         (tmp_path / name).rename(folder / name)
+    sizes = (folder / "sizes.bin").read_bytes()
+    for damaged in (b"", sizes[:16], sizes[:-16], sizes[:-1], bytes([sizes[0] ^ 1]) + sizes[1:], bytes(len(sizes))):
+        (folder / "sizes.bin").write_bytes(damaged)
+        with pytest.raises(ValueError, match=re.escape(f"{folder}/sizes.bin is damaged")):
+            Session(folder, 1)
+    (folder / "sizes.bin").write_bytes(sizes)
+    Session(folder, 1).close()
     (folder / "weights.bin").write_bytes(bytes(64))
     with pytest.raises(ValueError, match=re.escape(f"{folder}/weights.bin has not the weights of these plans")):
         Session(folder, 1)

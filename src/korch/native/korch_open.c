@@ -2,7 +2,7 @@
  *
  * weights.bin is an int64_t, the number of offsets; an int64_t for each constant of the first plan in its order, then for each
  * constant of the next plan: the offset of its tensor in the file, a multiple of 64; then the tensors. sizes.bin says which
- * shapes each plan takes (korch_fit.c). */
+ * shapes each plan takes (korch_fit.c); the last of its numbers is a checksum of the others. */
 #include "korch_runtime.h"
 
 #include <limits.h>
@@ -104,9 +104,20 @@ static bool load_weights(korch_model *model, const char *folder, char *error, si
     return is_right;
 }
 
+/* Read sizes.bin, whose numbers are used without further checks. */
+static bool load_sizes(korch_model *model, const char *folder, char *error, size_t error_size) {
+    int64_t size;
+    model->numbers = read_file(folder, "sizes.bin", &size, error, error_size);
+    if (!model->numbers) return false;
+    uint64_t sum = 1469598103934665603u; /* as of FNV-1a, but of numbers instead of bytes */
+    for (int64_t i = 0; i < size / 8 - 1; ++i) sum = (sum ^ (uint64_t)model->numbers[i]) * 1099511628211u;
+    const bool is_right = size >= 16 && size % 8 == 0 && (uint64_t)model->numbers[size / 8 - 1] == sum;
+    if (!is_right) snprintf(error, error_size, "%s/sizes.bin is damaged", folder);
+    return is_right;
+}
+
 KORCH_API korch_model *korch_open(const char *folder, char *error, size_t error_size) {
     char path[PATH_MAX];
-    int64_t size;
     korch_model *const model = calloc(1, sizeof *model);
     if (!model) {
         snprintf(error, error_size, "out of memory");
@@ -114,10 +125,9 @@ KORCH_API korch_model *korch_open(const char *folder, char *error, size_t error_
     }
     snprintf(path, sizeof path, "%s/%s", folder, KORCH_ONNXRUNTIME);
     if (access(path, R_OK) == 0) korch_use_onnxruntime(path);
-    if (load_code(model, folder, error, error_size) && load_weights(model, folder, error, error_size)) {
-        model->numbers = read_file(folder, "sizes.bin", &size, error, error_size);
-        if (model->numbers) return model;
-    }
+    if (load_code(model, folder, error, error_size) && load_weights(model, folder, error, error_size) &&
+        load_sizes(model, folder, error, error_size))
+        return model;
     korch_close(model);
     return NULL;
 }

@@ -9,7 +9,8 @@ All are integers of 64 bits; others stand for a float64 of the same bits. They a
 - forms of inputs: for each, its length, whether its rows follow others, the most new rows of a part, the place of its
   plans in it, the sizes of the inputs, the least size and the number of sizes of each dimension, and the places in the
   order of all sizes at which another plan begins, with the place of this plan. Of a model with states, the first form
-  that allows a part runs it.
+  that allows a part runs it;
+- a checksum of all numbers before.
 
 A list is preceded by its length. With states, the one dimension is the number of all rows after a part, and that of new
 rows follows it. Functions of C with similar names read what the functions here return.
@@ -151,7 +152,16 @@ def _written(head: Numbers, plans: Sequence[Numbers], forms: Sequence[_Form]) ->
         places.append(len(found))
         found += [i, *own]
     found[0] = len(found)
-    return np.array([*found, *_list([form.numbers(places) for form in forms])], np.int64).tobytes()
+    numbers = np.array([*found, *_list([form.numbers(places) for form in forms])], np.int64).tobytes()
+    return numbers + _checksum(numbers)
+
+
+def _checksum(numbers: bytes) -> bytes:
+    """Return a checksum like FNV-1a, but of numbers instead of bytes."""
+    found = 1469598103934665603
+    for (number,) in struct.iter_unpack("=Q", numbers):
+        found = (found ^ number) * 1099511628211 % 2**64
+    return struct.pack("=Q", found)
 
 
 def _fixed(plan: PlanRecord) -> RangePlan:

@@ -46,7 +46,7 @@ from korch.system.native import runtime_path
 from korch.system.native_build import FOLDER
 
 FORMAT = "korch-folder"
-SCHEMA = 5
+SCHEMA = 6
 RUNTIME = "libkorch_runtime.so"
 HEADER = "korch.h"
 KERNELS = "kernels.a"
