@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import onnx
@@ -32,6 +32,8 @@ from korch.frontend.shapes import bind_inputs, check_declared_outputs, is_number
 from korch.frontend.tensors import read_tensor
 from korch.primitive.op import Array
 from korch.system.files import open_file
+
+P = TypeVar("P", onnx.NodeProto, onnx.ValueInfoProto)
 
 logger = logging.getLogger("korch.frontend")
 
@@ -186,8 +188,17 @@ def read_model(model: str | Path | bytes | onnx.ModelProto | HeldModel) -> Loade
     constants = {n: array for n, array in constants.items() if n not in defaults}
     for n in constants.keys() - held.keys():
         constants[n].flags.writeable = False  # its digest is computed once
-    version = proto.ir_version
-    return LoadedModel(name, version, opsets, declared, list(graph.output), outputs, nodes, constants, defaults)
+    version, ends = proto.ir_version, _alone(graph.output)
+    return LoadedModel(name, version, opsets, _alone(declared), ends, outputs, _alone(nodes), constants, defaults)
+
+
+def _alone(parts: Iterable[P]) -> list[P]:
+    """Return copies of parts of a model: the parts themselves keep the memory of the whole model, with its weights."""
+    found = []
+    for part in parts:
+        found.append(type(part)())
+        found[-1].CopyFrom(part)
+    return found
 
 
 def _captured(nodes: Sequence[onnx.NodeProto]) -> set[str]:
