@@ -102,7 +102,7 @@ def test_the_model_in_the_package_knows_the_records(path: Path) -> None:
     margins = {kind: tail.margin() for kind, tail in model.tails.items()}
     known = [(c.provider, *p, row["ns"]) for c, p, row in zip(candidates, found, rows, strict=True)]
     scores = [score(ns, time_ns, spread) <= margins[kind] for kind, ns, spread, time_ns in known]
-    assert np.mean(scores) >= LEVEL and sum(map(math.isfinite, margins.values())) >= 3
+    assert np.mean(scores) >= LEVEL and sum(map(math.isfinite, margins.values())) >= 2
 
 
 def test_records_are_read_as_they_are_written(tmp_path: Path) -> None:
