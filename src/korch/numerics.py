@@ -172,8 +172,7 @@ class Standard:
         """
         self._model, self.inputs, self._seed = model, inputs, seed
         self.user = tolerance
-        self._is_tf32 = precision == "tf32"
-        self.plan_for(planned)
+        self.tolerance = least_tolerance(planned, precision == "tf32") if tolerance is None else tolerance
         self.expected, self._own = side_by_side(
             [functools.partial(reference.run, model, inputs, exact=exact) for exact in (True, False)]
         )
@@ -187,10 +186,6 @@ class Standard:
                 self.own[name] = self.own[name].merged(_finite(error))
         self._undetermined = {name: np.zeros(array.shape, bool) for name, array in self.expected.items()}
         self._runs = 0
-
-    def plan_for(self, graph: PrimitiveGraph) -> None:
-        """Set the tolerance to that of plans for a graph, whose element types may be narrower than the model's."""
-        self.tolerance = least_tolerance(graph, self._is_tf32) if self.user is None else self.user
 
     def differences(self, found: Mapping[str, Array]) -> dict[str, Difference]:
         """Return the errors of a plan's outputs, at the elements whose exact value is determined."""

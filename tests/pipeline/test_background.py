@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from threadpoolctl import threadpool_info
 
 import korch
 from korch.options import Options
-from korch.pipeline import Progress, Update, few_collections, untold
+from korch.pipeline import Progress, Update, untold
 from korch.pipeline.background import BackgroundExecutable, BackgroundSearch, Make, has_background
 from korch.runtime.runnable import Runnable
 from korch.system.deadline import Deadline
+from korch.system.settings import Setting, few_collections, one_blas_thread
 from tests.support.models import parsed
 
 OPTIONS = Options(threads=1)
@@ -114,15 +116,23 @@ def test_a_search_ends_at_its_next_step_when_it_is_stopped_or_nothing_uses_it() 
     assert running.wait(60)
 
 
-def test_the_garbage_collector_runs_as_often_as_before_after_searches_that_overlap() -> None:
-    before = gc.get_threshold()
-    first, second = few_collections(), few_collections()
+@pytest.mark.parametrize(
+    ("setting", "read"),
+    [
+        (few_collections, gc.get_threshold),
+        (one_blas_thread, lambda: [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]),
+    ],
+)
+def test_settings_are_as_before_after_searches_that_overlap(setting: Setting, read: Callable[[], object]) -> None:
+    before = read()
+    first, second = setting(), setting()
     first.__enter__()
     second.__enter__()
+    changed = read()
     first.__exit__(None, None, None)
-    assert gc.get_threshold() != before
+    assert read() == changed
     second.__exit__(None, None, None)
-    assert gc.get_threshold() == before
+    assert read() == before and (before != changed or setting is one_blas_thread)  # NumPy may have one thread only
 
 
 def test_one_search_runs_at_a_time() -> None:

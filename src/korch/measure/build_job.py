@@ -1,5 +1,6 @@
 """A kernel that is built and compiled in another process: what is sent to it, and what it answers."""
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,15 @@ from korch.candidate.candidate import Group, Offer, Refusal
 from korch.measure.llvm_process import object_name
 from korch.provider.provider import Kernel, Provider
 from korch.target import Target
+
+PRINTING = tuple(f"korch.provider.{name}" for name in ("attention", "conv", "gemm", "generated", "winograd"))
+"""The modules of providers that print their kernels, which takes long enough to do it in these processes."""
+
+
+def load_providers() -> None:
+    """Import the modules that print kernels."""
+    for name in PRINTING:
+        importlib.import_module(name)
 
 
 @dataclass(frozen=True)

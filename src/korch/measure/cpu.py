@@ -18,13 +18,13 @@ from korch.costs.operations import gathered_indices, iterations
 from korch.costs.rates import Calibration, Rates, Work
 from korch.measure import uncompiled
 from korch.measure.batch import JobResult, NotCompiled, SourcedJob, compile_and_time, least_timing_s
+from korch.measure.build_job import PRINTING
 from korch.measure.build_pool import BuildPool
 from korch.measure.calibrate import FACT, calibrate
 from korch.measure.compiler import Builder, target_of, usable_folder
 from korch.measure.database import Database
 from korch.measure.farm import Batch, Farm
 from korch.measure.llvm_process import start_processes
-from korch.measure.llvm_worker import PRINTING
 from korch.measure.meter import NEVER, SPREAD, CandidateMeter
 from korch.measure.pace import Pace
 from korch.measure.record import Failed, FailureKind, Measured, Record
@@ -45,8 +45,8 @@ DISPATCH_NS = 20
 """The time per kernel for its call: loading pointers, an indirect call."""
 
 CALIBRATION_LIMIT_S, CALIBRATION_SHARE, UNCALIBRATED_S = 5.0, 0.1, 5.0
-"""The seconds, and the share of the budget beyond the last ones, after which a search with a budget only completes the
-calibration: it takes three seconds on an idle machine, and much longer on a busy one."""
+"""A search with a budget calibrates for at most the first seconds, and at most this share of what its budget has beyond
+the last ones. It takes three seconds on an idle machine, and much longer on a busy one."""
 
 PACE_FACT = "pace-3"
 """The name in the database of the usual durations of work."""
@@ -103,13 +103,16 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         self.database = Database(folder, self.target.fingerprint, fields=fields)
         self.pace = Pace(self.database.fact(PACE_FACT))
         self.calibration = self._calibrate()
-        if options.measure and options.replay is None and self.farm is None:
-            start_processes(usable_cores())  # while candidates are enumerated
         self.reads_weights_from_memory = weights_bytes > self.calibration.kept_bytes
         if self.reads_weights_from_memory:
             self.database.close()
             self.database = Database(folder, self.target.fingerprint, "cold weights", fields)
             self.calibration = self._calibrate(self.calibration)
+
+    def expect_work(self) -> None:
+        """Start the processes that build kernels, if this process builds any."""
+        if self.options.measure and self.options.replay is None and self.farm is None:
+            start_processes(usable_cores())
 
     def known(self, candidate: Candidate) -> Record | None:
         """Return the record of a candidate from this run or the database; None if there is none."""

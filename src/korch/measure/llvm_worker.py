@@ -5,7 +5,6 @@ ends with ".s", separated by a tab. Each is answered by a line: empty, or what i
 name ends with ".job" is a pickled `korch.measure.build_job.BuildJob`, whose answer is written.
 """
 
-import importlib
 import pickle
 import select
 import sys
@@ -17,10 +16,6 @@ LEVEL = 2
 OPTIONS = ("-disable-lsr",)
 """Addresses are printed with their invariant parts outside the loops; reducing their strength would take a third of
 LLVM's time and gain nothing."""
-
-
-PRINTING = tuple(f"korch.provider.{name}" for name in ("attention", "conv", "gemm", "generated", "winograd"))
-"""The modules of providers that print their kernels, which takes long enough to do it in these processes."""
 
 
 def serve() -> None:
@@ -41,8 +36,9 @@ def serve() -> None:
         return found
 
     if not select.select([sys.stdin], [], [], 0)[0]:  # a process that was started ahead of its first job
-        for name in PRINTING:
-            importlib.import_module(name)
+        from korch.measure.build_job import load_providers
+
+        load_providers()
     for line in sys.stdin:
         source, target = map(Path, line.rstrip("\n").split("\t"))
         try:

@@ -80,6 +80,9 @@ class CandidateMeter(ABC, Generic[T, K]):
     def __enter__(self) -> Self:
         return self
 
+    def expect_work(self) -> None:
+        """Prepare to build kernels, while the caller does something else."""
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -1,7 +1,7 @@
 """The pipeline from a model to its executable; `stages.STAGES` is the list of its stages."""
 
 from korch.pipeline.optimize import Watch, front, optimize_model, plan_model, run_until
-from korch.pipeline.run import Run, few_collections
+from korch.pipeline.run import Run
 from korch.pipeline.stages import STAGES, PipelineStage
 from korch.report.progress import Progress, Update, untold
 
@@ -12,7 +12,6 @@ __all__ = [
     "Run",
     "Update",
     "Watch",
-    "few_collections",
     "front",
     "optimize_model",
     "plan_model",

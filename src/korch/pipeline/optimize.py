@@ -14,7 +14,7 @@ from korch.frontend.operator import OperatorGraph
 from korch.frontend.tensors import data_files
 from korch.options import Options
 from korch.pipeline.build import search_report
-from korch.pipeline.run import Run, few_collections
+from korch.pipeline.run import Run
 from korch.pipeline.stages import STAGES, PipelineStage
 from korch.primitive.graph import PrimitiveGraph
 from korch.report.dry_run import DryRun, dry_run
@@ -24,6 +24,7 @@ from korch.search.result import PlanName
 from korch.segments.block import Partition
 from korch.system.deadline import Deadline
 from korch.system.files import check_output
+from korch.system.settings import few_collections
 
 logger = logging.getLogger("korch.pipeline")
 
@@ -43,7 +44,7 @@ def run_until(
         check_output(options.ledger, "--ledger", _files_of(run.model))
     names = [stage.name for stage in STAGES]
     todo = [stage for stage in STAGES[names.index(first) : names.index(last) + 1] if stage.name not in skip]
-    run.is_checked = any(stage.name == "reference" for stage in todo)
+    run.todo = [stage.name for stage in todo]
     for stage in todo:
         with run.stage(stage.name), _damaged_ledgers(options.replay):
             run.results.update(stage.run(run, run.results))

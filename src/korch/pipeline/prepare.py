@@ -26,7 +26,7 @@ from korch.options import Options
 from korch.pipeline.build import described_model, entry_of, search_report
 from korch.pipeline.optimize import run_until
 from korch.pipeline.results import Offered
-from korch.pipeline.run import Run, few_collections
+from korch.pipeline.run import Run
 from korch.report.progress import Progress, untold
 from korch.runtime.build import Origin
 from korch.search.result import PlanName
@@ -34,6 +34,7 @@ from korch.segments.block_search import BlockSearch, unheard
 from korch.segments.join import with_constants_of
 from korch.segments.trace import SearchTrace
 from korch.system.deadline import Deadline
+from korch.system.settings import few_collections
 from korch.validation.validate import steps_of
 
 BATCH = 64

@@ -1,12 +1,9 @@
 """What the stages of one optimization share: the options, the progress, the division of the time budget."""
 
-import gc
 import logging
 import math
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +13,6 @@ from korch.errors import KorchError
 from korch.frontend.onnx import ModelSource
 from korch.frontend.operator import OperatorGraph
 from korch.measure.meter import AnyMeter
-from korch.numerics import Standard
 from korch.options import Options
 from korch.pipeline.least import Least, announce
 from korch.pipeline.results import SplitModel, StageResults
@@ -76,8 +72,7 @@ class Run:
     end_s: float = 0.0  # predicted seconds to build, check and write the plan
     # the budget that suffices to time the kernels of a first plan, if the given budget is too short for it
     timing_s: float | None = None
-    is_checked: bool = False  # whether one of the stages that run is that of the reference
-    standard: Future[Standard] | None = None  # the reference, if it is computed beside another stage
+    todo: Collection[str] = ()  # the names of the stages that run
     resources: ExitStack = field(default_factory=ExitStack)  # closed when the run ends
     stage_seconds: dict[str, float] = field(default_factory=dict)  # seconds of each stage that has ended
     idle_shares: dict[str, float] = field(default_factory=dict)  # idle share of the usable cores, by stage
@@ -184,26 +179,3 @@ class Run:
         end_s = END_SAFETY * (build_s + END_RUNS * run_s) + min(tasks_s, TASKS_SHARE * budget_s)
         end_s *= RANGE_SAFETY if self.masked is not None else 1.0
         return end_s + FRESH_S * (budget_s >= 10 * FRESH_S)
-
-
-_before: list[tuple[int, int, int]] = []
-_collections = threading.Lock()
-
-
-@contextmanager
-def few_collections() -> Iterator[None]:
-    """Make Python's garbage collector run rarely, until the last of the searches that run at the same time ends.
-
-    A search makes millions of long-lived objects and hardly any reference cycles, so that frequent
-    collections take time and free nothing.
-    """
-    with _collections:
-        _before.append(gc.get_threshold())
-        gc.set_threshold(200_000, 50, 100)
-    try:
-        yield
-    finally:
-        with _collections:
-            last = _before.pop()  # the first one is popped last, whichever search ends last
-            if not _before:
-                gc.set_threshold(*last)

@@ -58,7 +58,6 @@ from korch.segments.spill import Spill
 from korch.segments.text import format_partition
 from korch.segments.with_alternatives import split_segments
 from korch.superopt.provider import add_superopt
-from korch.system.blas import beside
 from korch.system.deadline import Deadline, stopped_by_interrupt
 from korch.validation.standard import standard_of
 
@@ -137,14 +136,6 @@ def _precision(run: Run, graph: PrimitiveGraph) -> Precision:
     return Precision(options.error, forms, found.checks, expected, found.source, options.search)
 
 
-def rewrite(run: Run, split: SplitModel) -> Rewritten:
-    """Return `add_alternatives`; the reference, if a later stage needs it, is computed at the same time."""
-    if not run.is_checked:
-        return add_alternatives(run, split)
-    with beside(partial(compute_reference, run, split)) as run.standard:
-        return add_alternatives(run, split)
-
-
 def add_alternatives(run: Run, found: SplitModel) -> Rewritten:
     """Return the segments of the model with their alternatives.
 
@@ -200,25 +191,20 @@ def check_blocks(partition: Partition) -> None:
         check_graph(block.graph)
 
 
-def compute_reference(run: Run, split: SplitModel) -> Standard:
-    """Return random inputs and exact results."""
-    if run.masked is not None and run.masked.model is not None:
-        return standard_of(run.masked.model, split.graph, run.options)
-    given = split.precision.samples[0] if split.precision else {}
-    return standard_of(split.quantized or split.graph, split.graph, run.options, given)
-
-
-def reference_of(run: Run, split: SplitModel, joined: Joined) -> Standard:
+def compute_reference(run: Run, split: SplitModel, joined: Joined) -> Standard:
     """Return random inputs and exact results; a model for which this fails is refused before the search."""
-    standard = compute_reference(run, split) if run.standard is None else run.standard.result()
-    standard.plan_for(joined.graph)
-    return standard
+    if run.masked is not None and run.masked.model is not None:
+        return standard_of(run.masked.model, joined.graph, run.options)
+    given = split.precision.samples[0] if split.precision else {}
+    return standard_of(split.quantized or split.graph, joined.graph, run.options, given)
 
 
 def collect_candidates(run: Run, split: SplitModel, alternatives: Rewritten) -> Offered:
     """Return the candidates of each block, and the meter that builds and times them."""
     options, partition, joined = run.options, alternatives.partition, alternatives.joined
     meter = run.resources.enter_context(open_meter(options, split.weights_bytes, run.last_deadline))
+    if "orchestrate" in run.todo:
+        meter.expect_work()  # while candidates are enumerated
     deadline = run.build_deadline.less(1 - ENUMERATE_SHARE)
     ledger = _ledger(options, meter)
     plan_loops(run, partition, ledger)
@@ -316,13 +302,13 @@ STAGES = (
     ),
     PipelineStage(
         "saturate",
-        lambda run, found: {"saturate": rewrite(run, found["fission"])},
+        lambda run, found: {"saturate": add_alternatives(run, found["fission"])},
         lambda found: format_partition(found["saturate"].partition),
         lambda found: check_blocks(found["saturate"].partition),
     ),
     PipelineStage(
         "reference",
-        lambda run, found: {"reference": reference_of(run, found["fission"], found["saturate"].joined)},
+        lambda run, found: {"reference": compute_reference(run, found["fission"], found["saturate"].joined)},
         lambda found: texts.reference_text(found["reference"]),
     ),
     PipelineStage(
