@@ -5,9 +5,11 @@ which tensor this belongs. Here such contents become the last results, and the b
 inputs, so that the program is a function. Who calls it writes the contents back.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from korch.errors import UnsupportedError
+
+OVERLAP_WORK = 10_000
+"""How much NumPy computes to find out whether two arrays have an element in common."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,23 +148,47 @@ def written_inputs(graph: Any, args: Sequence[Any]) -> frozenset[int]:
 
 
 def shares_memory(args: Sequence[Any], written: frozenset[int]) -> bool:
-    """Return whether a tensor that is written to shares memory with another one."""
-    storages: dict[int, list[int]] = {}
-    arrays: list[int] = []
-    for i, arg in enumerate(args):
-        if isinstance(arg, torch.Tensor) and arg.numel():
-            storages.setdefault(arg.untyped_storage().data_ptr(), []).append(i)
-        elif isinstance(arg, np.ndarray):
-            if any(np.may_share_memory(arg, args[k]) for k in arrays if k in written or i in written):
-                return True
-            arrays.append(i)
-    for own in storages.values():
-        for i in written.intersection(own) if len(own) > 1 else ():
-            start, stop = span_of(args[i])
-            others = [span_of(args[k]) for k in own if k != i]
-            if any(begin < stop and start < end for begin, end in others):
-                return True
+    """Return whether an element of a tensor or array that is written to is also one of another one."""
+    before: list[_Place] = []
+    for place in sorted(filter(None, map(_place, itertools.count(), args)), key=lambda place: place.begin):
+        before = [each for each in before if each.end > place.begin]
+        if any((each.index in written or place.index in written) and each.overlaps(place) for each in before):
+            return True
+        before.append(place)
     return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the elements of an argument are in memory."""
+
+    index: int  # of the argument
+    begin: int  # the address of the first byte
+    end: int  # the address after the last byte
+    fields: Mapping[str, Any]  # NumPy's array interface to them
+
+    def overlaps(self, other: "_Place") -> bool:
+        """Return whether they have an element in common; also if that would take long to find out."""
+        views = [np.asarray(SimpleNamespace(__array_interface__=place.fields)) for place in (self, other)]
+        try:
+            return np.shares_memory(*views, max_work=OVERLAP_WORK)
+        except np.exceptions.TooHardError:
+            return True
+
+
+def _place(index: int, arg: Any) -> _Place | None:
+    if isinstance(arg, torch.Tensor):
+        item = arg.element_size()
+        first, shape, steps = arg.data_ptr(), tuple(arg.shape), tuple(step * item for step in arg.stride())
+    elif isinstance(arg, np.ndarray):
+        item, first, shape, steps = arg.itemsize, arg.ctypes.data, arg.shape, arg.strides
+    else:
+        return None
+    if 0 in shape:
+        return None
+    reach = [(n - 1) * step for n, step in zip(shape, steps, strict=True)]
+    fields = {"version": 3, "typestr": f"|V{item}", "data": (first, True), "shape": shape, "strides": steps}
+    return _Place(index, first + sum(r for r in reach if r < 0), first + sum(r for r in reach if r > 0) + item, fields)
 
 
 def span_of(tensor: Any) -> tuple[int, int]:
