@@ -106,6 +106,14 @@ def test_several_outputs_of_one_node_are_one_session(provider, target, builder, 
     check_offers(provider, [both, swapped, second, skipped], target, builder, rng)
 
 
+@pytest.mark.parametrize(("dtype", "axis", "is_offered"), [("f32", -1, False), ("f32", 0, True), ("i32", -1, True)])
+def test_smallest_floats_are_left_to_the_kernel_that_orders_nan(provider, target, dtype, axis, is_offered):
+    group = opaque_group(
+        "TopK", [f"{dtype}[4,4]", "i64[1]"], [f"{dtype}[4,4]"], constants={1: np.array([4])}, axis=axis, largest=0
+    )
+    assert isinstance(provider.offer(group, target), Refusal) != is_offered
+
+
 def test_a_large_uniform_constant_is_not_written_out(provider, target, builder, rng):
     group = opaque_group(
         "Mod",

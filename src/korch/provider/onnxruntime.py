@@ -21,6 +21,7 @@ from korch.primitive.types import ValueType
 from korch.provider.content import content_version
 from korch.provider.opaque import is_one_node, node_of
 from korch.provider.provider import Kernel, named_kernel
+from korch.provider.top import orders_nan
 from korch.system.extras import install_command
 from korch.system.libraries import ONNXRUNTIME, find_onnxruntime
 from korch.target import Target
@@ -54,6 +55,8 @@ class OnnxRuntimeProvider:
         nodes = _nodes(group)
         if isinstance(nodes, Refusal):
             return nodes
+        if orders_nan(group, target):
+            return Refusal("it has no order of the smallest elements if there is NaN; Korch's kernel has")
         model = _model(group, nodes[0]).SerializeToString(deterministic=True)
         if len(model) > MOST_MODEL_BYTES:
             return Refusal(f"the node holds {len(model)} bytes, at most {MOST_MODEL_BYTES} go in")

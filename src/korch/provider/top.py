@@ -31,6 +31,14 @@ def offer_top(group: Group, _target: Target) -> tuple[Offer, ...] | Refusal:
     return (Offer(*group.plain_layouts),)
 
 
+def orders_nan(group: Group, target: Target) -> bool:
+    """Return whether the group is a `TopK` of the smallest floats that this kernel takes; NaN is the greatest."""
+    node = node_of(group.body.primitives[0])
+    is_smallest = node.op_type == "TopK" and not attributes_of(node).get("largest", 1)
+    is_float = is_smallest and ValueType.parse(node.inputs[0]).dtype.is_float
+    return is_float and not isinstance(offer_top(group, target), Refusal)
+
+
 def top_program(group: Group, machine: Machine, _variant: str = "") -> TileProgram:
     """Return the program of the offer: each task processes one row."""
     body = group.body

@@ -85,8 +85,10 @@ def _top(site: Site, given: Mapping[str, int]) -> Value:
     dtype = site.dtype(0)
     if given.get("largest", 1):
         last = identity_of("reduce_max", dtype)
-    else:  # NaN is greater than infinity
-        last = math.nan if dtype.is_float else identity_of("reduce_min", dtype)
+    elif axis == len(site.inputs[0]) - 1 and dtype in (DType.F32, DType.F64):
+        last = math.nan  # greater than infinity; ONNX Runtime, which runs the others, has no order with NaN
+    else:
+        last = identity_of("reduce_min", dtype)
     site.mask(0, (axis,), last)
     own = axis_of([Factor(site.output[axis][0])])
     if not fixed(site.output[axis]):
