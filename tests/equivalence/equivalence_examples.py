@@ -413,6 +413,10 @@ REFUSES: dict[str, tuple[tuple[str, str], ...]] = {
             unary("f64[2,3]", "f64[2,3] = constant {uniform=2.0}", "f64[2,3] = mul(%0, %1)", "f64[2,3] = add(%2, %1)"),
         ),
         ("no fewer steps", unary("f64[2,3]", "f64[2,3] = constant {uniform=0.0}", "f64[2,3] = add(%0, %1)")),
+        (
+            "no fewer steps",
+            unary("f64[2,3]", "f64[2,3] = constant {uniform=0.0}", "f64[2,3] = add(%0, %1)", "f64[2,3] = neg(%2)"),
+        ),
     ),
     "div-by-power-of-two-is-mul": (
         ("a division of integers", divide("uniform=2", "i32")),

@@ -131,6 +131,8 @@ def chains_from(view: View, step: AffineChain) -> list[AffineChain]:
         with np.errstate(all="ignore"):
             scale = top.scale * below.scale
             shift = top.scale * below.shift + top.shift if below.has_shift else top.shift
+        if below.has_shift and np.any((shift == 0) & np.signbit(shift)):
+            return chains  # -(x + 0), which no multiple of x and a shift is for x = -0
         chains.append(AffineChain((*top.steps, *below.steps), below.base, axis, scale, shift))
         seen.add(below.base)
 

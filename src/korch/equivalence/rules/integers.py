@@ -16,6 +16,7 @@ from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Write, Writ
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array, Category
 from korch.primitive.ops.elementwise import CastAttributes
+from korch.primitive.ops.layout import PadAttributes
 from korch.primitive.ops.linear import BYTES, ConvAttributes
 from korch.primitive.pattern import Found, op
 from korch.primitive.quantized import integer_conv, integer_matmul, largest_terms
@@ -140,6 +141,8 @@ def _bound(view: View, value: int, steps: int = STEPS) -> float:
         bounds = [_bound(view, each, steps - 1) for each in root.inputs]
         if root.op in LINEAR:
             return largest_terms(root.op, view.shape(root.inputs[1])) * math.prod(bounds)
+        if isinstance(root.attributes, PadAttributes):
+            bounds.append(abs(root.attributes.value))
         if root.op == "reduce_sum":
             return bounds[0] * view.type(root.inputs[0]).size / max(view.type(value).size, 1)
         return _COMBINED.get(root.op, max)(bounds)
