@@ -136,7 +136,7 @@ def apply(
     `place`: an input that may be overwritten.
     """
     given = [values[v] for v in primitive.inputs]
-    if isinstance(place, np.ndarray) and _may_be(place, given, graph.types[primitive.output].shape):
+    if isinstance(place, np.ndarray) and _fits_in(place, given, graph.types[primitive.output].shape):
         with np.errstate(all="ignore"):
             return np.asarray(IN_PLACE[primitive.op](*given, out=place))
     if not exact and primitive.row.category is Category.LINEAR:
@@ -153,7 +153,7 @@ def apply(
         return result.astype(type_.dtype.numpy, copy=False)
 
 
-def _may_be(place: Array, given: Sequence[Array], shape: tuple[int, ...]) -> bool:
+def _fits_in(place: Array, given: Sequence[Array], shape: tuple[int, ...]) -> bool:
     """Return whether a result of this shape that is computed from arrays fits in the memory of one of them."""
     return (
         place.shape == shape and place.dtype in (np.float32, np.float64) and {a.dtype for a in given} == {place.dtype}
