@@ -109,7 +109,12 @@ def test_several_outputs_of_one_node_are_one_session(provider, target, builder, 
 @pytest.mark.parametrize(("dtype", "axis", "is_offered"), [("f32", -1, False), ("f32", 0, True), ("i32", -1, True)])
 def test_smallest_floats_are_left_to_the_kernel_that_orders_nan(provider, target, dtype, axis, is_offered):
     group = opaque_group(
-        "TopK", [f"{dtype}[4,4]", "i64[1]"], [f"{dtype}[4,4]"], constants={1: np.array([4])}, axis=axis, largest=0
+        "TopK",
+        [f"{dtype}[4,4]", "i64[1]"],
+        [f"{dtype}[4,4]", "i64[4,4]"],
+        constants={1: np.array([4])},
+        axis=axis,
+        largest=0,
     )
     assert isinstance(provider.offer(group, target), Refusal) != is_offered
 

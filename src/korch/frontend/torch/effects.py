@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from korch.errors import UnsupportedError
 
-OVERLAP_WORK = 10_000
+OVERLAP_WORK: Any = 10_000  # NumPy's types know -1 and 0 only
 """How much NumPy computes to find out whether two arrays have an element in common."""
 
 
@@ -169,11 +169,8 @@ class _Place:
 
     def overlaps(self, other: "_Place") -> bool:
         """Return whether they have an element in common; also if that would take long to find out."""
-        views = [np.asarray(SimpleNamespace(__array_interface__=place.fields)) for place in (self, other)]
-        try:
-            return np.shares_memory(*views, max_work=OVERLAP_WORK)
-        except np.exceptions.TooHardError:
-            return True
+        first, second = (np.asarray(SimpleNamespace(__array_interface__=place.fields)) for place in (self, other))
+        return np.may_share_memory(first, second, max_work=OVERLAP_WORK)
 
 
 def _place(index: int, arg: Any) -> _Place | None:
