@@ -8,6 +8,7 @@ import korch
 from korch.measure.record import Failed
 from korch.primitive import tied
 from korch.search.ledger import Ledger
+from korch.target import OF_COMPONENTS, detect_target
 from tests.support.models import parsed
 
 ROWS, COLUMNS = 500, 64
@@ -35,6 +36,8 @@ def of_any_size(monkeypatch) -> None:
 @pytest.mark.parametrize("kind", ["float", "bfloat16"])
 @pytest.mark.parametrize("n", [1, 9])
 def test_a_table_is_stored_once(of_any_size, cache_folder, tmp_path, kind, n) -> None:
+    if kind == "bfloat16" and n > 1 and detect_target(1, "").isa not in OF_COMPONENTS:
+        pytest.skip("products of several rows read the table in float32 here")
     _, table, executable = optimized(cache_folder, kind, shapes={"n": n})
     executable.save(tmp_path / "tied.korch")
     most = 1.1 * table.nbytes + 4 * COLUMNS  # panels may be padded

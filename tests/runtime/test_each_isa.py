@@ -36,6 +36,8 @@ def test_the_best_instruction_set_of_the_cpu_is_loaded(
 def test_a_cpu_without_any_of_them_gets_one_line(
     model: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if "avx512f" not in machine.cpu_flags():
+        pytest.skip("this CPU can build for no two sets that another one may lack")
     path = tmp_path / "both.korch"
     cache = tmp_path / "cache"
     korch.optimize(model, isa="avx512,avx2", threads=1, measure=False, cache_folder=cache).save(path)

@@ -393,7 +393,7 @@ class Session:
 
     def _row_axis(self, tensor: StateTensor, rows: int) -> int | None:
         """Return the axis of new rows: that of their number if the model fixes it; None if there is none."""
-        if "int" not in tensor.dtype:
+        if tensor.dtype[0] not in "iu":
             return None
         if not any(ROWS in other.axes for other in self._inputs) and str(rows) in tensor.axes:
             return len(tensor.axes) - 1 - tensor.axes[::-1].index(str(rows))
