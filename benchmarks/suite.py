@@ -7,14 +7,13 @@
 `--models` also takes models of transformers, exported by PyTorch's exporters:
 `mobilenetv2`, `segformer_b0:dynamo`, ... (`benchmarks/models/exported.py`).
 
-The default is the five models of the paper, two vision models that PyTorch exports and, if PyTorch and
-transformers are installed, four transformers. Each model is searched in a separate process with an empty
-cache, so the reported search time is that of a complete search. Engines are timed
-interleaved, and a quotient is the median over the rounds. If an engine can't run a model, the row
-says why. The file records the CPU and the versions of all libraries.
+The default is the five models of the paper, two vision models that PyTorch exports and, if PyTorch and transformers
+are installed, four transformers. Each model without an artifact is searched in a separate process with an empty cache,
+so the reported search time is that of a complete search. Engines are timed interleaved, and a quotient is the median
+over the rounds. If an engine can't run a model, the row says why. The file records the CPU and the versions of all
+libraries.
 """
 
-import resource
 import sys
 import tempfile
 from pathlib import Path
@@ -27,9 +26,9 @@ from benchmarks.models import PAPER, build
 from benchmarks.models.exported import export_model, is_exported
 from benchmarks.models.transformers import TRANSFORMERS, export_transformer
 from benchmarks.peers import full_name
-from benchmarks.rows import in_process, options_of, write_rows
-from korch.api import optimize
+from benchmarks.rows import artifact_of, in_process, options_of, write_rows
 from korch.cli.bench import bench
+from korch.loading import load as load_artifact
 from korch.options import Options
 from korch.records import plain
 from korch.report.peers import get_peer
@@ -103,28 +102,26 @@ def main() -> int:
 
 def load(name: str) -> onnx.ModelProto:
     """Return the ONNX model with this name."""
-    if is_exported(name):
-        return export_model(name)
-    return export_transformer(name).stored() if name in TRANSFORMERS else build(name)
+    if name in TRANSFORMERS:  # as `korch.optimize` reads the module; not every version can be traced
+        return export_transformer(name).stored()
+    return export_model(name) if is_exported(name) else build(name)
 
 
 def measure(
     name: str, against: list[str], rounds: int, budget_s: float | None, artifacts: Path | None
 ) -> dict[str, Any]:
-    """Optimize one model with an empty cache and compare it; print the comparison and return the row."""
+    """Compare one model and return the row; it is optimized first, with an empty cache, if there is no artifact."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / f"{name}.onnx"
         artifact = (artifacts or Path(folder)) / f"{name}.korch"
         model.write_bytes(load(name).SerializeToString())
-        executable: Any = optimize(model, cache_folder=Path(folder) / "cache", budget=budget_s)
-        executable.save(artifact)
-        peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        executable: Any = load_artifact(artifact_of(model, artifact, budget=budget_s))
         report = {key: plain(getattr(executable.report, key)) for key in KEPT}
         del executable  # frees its weights and threads, which are not part of the comparison
         engines = [MODULE if peer == "inductor" and name in TRANSFORMERS else full_name(peer) for peer in against]
         comparison = bench(artifact, engines, model, rounds, Options(), {})
     print(f"{name}\n{comparison.to_text()}\n", flush=True)
-    return {"comparison": comparison.to_json(), "report": report, "peak_mb": peak_mb}
+    return {"comparison": comparison.to_json(), "report": report}
 
 
 def differs(row: dict[str, Any]) -> bool:
