@@ -25,15 +25,8 @@ from benchmarks.suite import quotients
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
-SUITES = {"suite.json": "Xeon with AMX", "suite-avx512.json": "EPYC"}
+SUITES = {"suite.json": "Xeon (AMX)", "suite-avx512.json": "EPYC (AVX-512)", "suite-avx2.json": "EPYC (AVX2)"}
 ENGINES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "inductor": "Inductor", "iree": "IREE"}
-KERNELS = {
-    "convolution": "convolutions",
-    "depthwise": "depthwise convolutions",
-    "product": "matrix products",
-    "winograd": "Winograd convolutions",
-    "pair": "depthwise and pointwise convolution in one kernel",
-}
 
 
 def results(file: str) -> dict[str, Any]:
@@ -85,14 +78,14 @@ def fastest(file: str) -> dict[str, float]:
 
 
 def summary() -> str:
-    """Return the mean, least and largest quotient of each engine on each machine."""
-    head = ["engine's time / Korch's", *(f"{cpu}: mean | worst | best" for cpu in SUITES.values())]
+    """Return the mean and least quotient of each engine on each machine."""
+    head = ["engine's time / Korch's", *(f"{cpu}: mean | worst" for cpu in SUITES.values())]
     rows: dict[str, list[str]] = {title: [] for title in ("fastest of these", *ENGINES.values())}
     for file in SUITES:
         groups = [fastest(file), *medians(file).values()]
         for cells, values in zip(rows.values(), groups, strict=True):
             found = values.values()
-            cells += [f"{v:.2f}" for v in (statistics.geometric_mean(found), min(found), max(found))]
+            cells += [f"{v:.2f}" for v in (statistics.geometric_mean(found), min(found))] if found else ["–"] * 2
     return markdown(" | ".join(head).split(" | "), [[title, *cells] for title, cells in rows.items()])
 
 
@@ -114,27 +107,14 @@ def suite(file: str) -> str:
     for model, row in results(file).items():
         found, report = quotients(row), row["report"]
         cells = [spread(found[engine]) if engine in found else "–" for engine in ENGINES]
-        rows.append([model, *cells, f"{100 * (report['gap'] or 0):.0f} %", f"{report['seconds']:.0f} s"])
+        gap = "–" if report["gap"] is None else f"{100 * report['gap']:.0f} %"  # None: not all kernels were timed
+        rows.append([model, *cells, gap, f"{report['seconds']:.0f} s"])
     best = fastest(file)
     for title, names in (("mean against the fastest, the paper's models", PAPER), ("the same, transformers", NAMES)):
         known = [best[name] for name in names if name in best]
         cell = f"{statistics.geometric_mean(known):.2f}, least {min(known):.2f}"
         rows.append([title, cell, *[""] * (len(ENGINES) + 1)])
     return markdown(["model", *ENGINES.values(), "gap", "search"], rows)
-
-
-def kernels() -> str:
-    """Return the geometric means of oneDNN's time divided by Korch's, by kind of kernel and machine."""
-    files = {"kernels.json": "EPYC", "kernels-amx.json": "Xeon with AMX", "kernels-avx512.json": "the Xeon without AMX"}
-    columns = []
-    for file in files:
-        found = defaultdict(list)
-        for row in rows_of(file):
-            found[row["table"]].append(row["onednn_us"] / row["korch_us"])
-        columns.append(found)
-    means = [[f"{statistics.geometric_mean(found[kind]):.2f}" for found in columns] for kind in KERNELS]
-    rows = [[title, *cells] for title, cells in zip(KERNELS.values(), means, strict=True)]
-    return markdown(["oneDNN's time / Korch's", *files.values()], rows)
 
 
 def busy() -> str:
@@ -319,34 +299,36 @@ def models() -> str:
         return table([json.loads(line) for line in lines], list(OF_MODELS))
 
 
-def early() -> str:
+def early(file: str) -> str:
     """Return how fast plans of short searches are: than other engines, and than plans of longer searches."""
-    rows = []
-    for model, row in results("early.json").items():
+    rows, labels = [], list[str]()
+    for model, row in results(file).items():
         times = {r["name"]: np.array(r["times_ns"], float) for r in row["comparison"]["rows"]}
         others = [times.pop(engine) for engine in ("onnxruntime", "openvino")]
-        best = min(others, key=np.median)
-        first, longest = next(iter(row["searches"].values())), times["100"]
+        best, labels = min(others, key=np.median), [label for label in ("10", "30", "100") if label in times]
         rows.append(
             [
                 model,
-                f"{first['taken_s']:.0f}",
-                *(spread(best / times[label]) for label in ("10", "30", "100")),
-                *(spread(longest / times[label]) for label in ("10", "30")),
-                f"{row['searches']['30']['timed_kernels']}",
+                f"{row['searches']['10']['taken_s']:.0f}",
+                *(spread(best / times[label]) for label in labels),
+                *(spread(times["100"] / times[label]) for label in labels[:-1]),
+                *(str(row["searches"][label]["timed_kernels"]) for label in labels[1:]),
             ]
         )
-    head = ["model", "first plan, s", "engine / first plan", "engine / 30 s", "engine / 100 s"]
-    return markdown([*head, "100 s / first plan", "100 s / 30 s", "kernels timed in 30 s"], rows)
+    plans = ["first plan", *(f"{label} s" for label in labels[1:])]
+    head = ["model", "first plan, s", *(f"engine / {plan}" for plan in plans)]
+    head += [f"100 s / {plan}" for plan in plans[:-1]]
+    return markdown([*head, *(f"kernels timed in {plan}" for plan in plans[1:])], rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "early": early,
+    "early, Zen 4": lambda: early("early.json"),
+    "early, Zen 3": lambda: early("early-avx2.json"),
     "summary": summary,
     "ranges": ranges,
     "suite, Xeon": lambda: suite("suite.json"),
     "suite, EPYC": lambda: suite("suite-avx512.json"),
-    "kernels": kernels,
+    "suite, AVX2": lambda: suite("suite-avx2.json"),
     "busy": busy,
     "quantized": quantized,
     "precision": precision,
