@@ -16,6 +16,7 @@ from korch.frontend.attributes import ROUNDED_BLOCK
 from korch.frontend.cached import CACHED, padding
 from korch.frontend.definition import Definition
 from korch.frontend.fused import FUSED
+from korch.frontend.names import first_output
 from korch.primitive.constant_memo import once_per_array
 from korch.primitive.op import Array
 
@@ -84,7 +85,7 @@ def _gemm(d: Definition) -> None:
 
 def _dynamic_matmul(d: Definition) -> None:
     x = d.needed(0, "the data")
-    out = next(filter(None, d.node.output))
+    out = first_output(d.node)
     names = [f"{out}/{name}" for name in ("bytes", "scale", "zero")]
     d.nodes.append(onnx.helper.make_node("DynamicQuantizeLinear", [x], names, name=names[0]))
     d.node.input[0] = names[0]

@@ -9,7 +9,7 @@ import onnx
 
 from korch.errors import ModelError, UnsupportedError
 from korch.frontend.attributes import NodeAttributes
-from korch.frontend.names import node_label
+from korch.frontend.names import first_output, node_label
 from korch.primitive.op import Array
 from korch.primitive.types import DType, ValueType
 
@@ -95,7 +95,7 @@ class Definition:
 
     def op(self, op_type: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         """Add a node and return its output."""
-        step, first = self._step(op_type), next(filter(None, self.node.output))
+        step, first = self._step(op_type), first_output(self.node)
         name = output or f"{first}/{step}"
         label = f"{self.node.name or first}/{step}"
         self.nodes.append(onnx.helper.make_node(op_type, inputs, [name], name=label, **attributes))
@@ -113,7 +113,7 @@ class Definition:
 
     def constant(self, array: Array) -> str:
         """Add a constant and return its name."""
-        name = f"{next(filter(None, self.node.output))}/{self._step('Constant')}"
+        name = f"{first_output(self.node)}/{self._step('Constant')}"
         set_constant(self.types, self.constants, name, np.asarray(array))
         return name
 

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 
 from korch.frontend.attributes import NodeAttributes
+from korch.frontend.names import first_output
 from korch.primitive.op import Array
 from korch.primitive.types import ValueType
 
@@ -38,7 +39,7 @@ class Operator:
     @classmethod
     def of(cls, node: onnx.NodeProto, version: int, outputs: Sequence[str]) -> Self:
         """Return a node as an operator, with only some of its outputs ("" for the others)."""
-        name, inputs = node.name or next(filter(None, node.output), ""), tuple(node.input)
+        name, inputs = node.name or first_output(node), tuple(node.input)
         return cls(name, node.op_type, node.domain, version, inputs, tuple(outputs), NodeAttributes(node), node)
 
     @property

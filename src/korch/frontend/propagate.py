@@ -20,7 +20,7 @@ from korch.frontend.expand import COMPOSITES, embed_captured, expand_composite, 
 from korch.frontend.fold import LIMIT_BYTES, constant_of, evaluate, evaluate_split
 from korch.frontend.infer import Known, find_schema, infer_types, static_type
 from korch.frontend.loops import read_loop
-from korch.frontend.names import captured_names, node_label
+from korch.frontend.names import captured_names, first_output, node_label
 from korch.frontend.operator import Operator, OperatorGraph
 from korch.frontend.shapes import check_size, dtype_of
 from korch.primitive.op import Array
@@ -39,7 +39,7 @@ class HostNode:
     @property
     def name(self) -> str:
         """The node's name, or that of its first output."""
-        return self.node.name or next(filter(None, self.node.output), "")
+        return self.node.name or first_output(self.node)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Propagation:
         """Process a node, or leave it to the host if there is one; return the nodes to process in its place."""
         if self.host is None:
             return self._node(node, read)
-        name = node.name or next(filter(None, node.output), "")
+        name = node.name or first_output(node)
         reason = self.host.forced.get(name, "")
         if not reason and (foreign := self.untyped.keys() & {*node.input, *captured_names(node)}):
             reason = f"it reads {min(foreign)!r}, which is no tensor of static shape"
