@@ -5,8 +5,7 @@ which tensor this belongs. Here such contents become the last results, and the b
 inputs, so that the program is a function. Who calls it writes the contents back.
 """
 
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import SimpleNamespace
@@ -149,43 +148,48 @@ def written_inputs(graph: Any, args: Sequence[Any]) -> frozenset[int]:
 
 def shares_memory(args: Sequence[Any], written: frozenset[int]) -> bool:
     """Return whether an element of a tensor or array that is written to is also one of another one."""
-    before: list[_Place] = []
-    for place in sorted(filter(None, map(_place, itertools.count(), args)), key=lambda place: place.begin):
-        before = [each for each in before if each.end > place.begin]
-        if any((each.index in written or place.index in written) and each.overlaps(place) for each in before):
+    for near in _neighbours(args):
+        if len(near) < 2 or written.isdisjoint(near):
+            continue
+        views = {i: _view(args[i]) for i in near}
+        pairs = ((views[i], views[k]) for i in written & views.keys() for k in views if k != i)
+        if any(np.may_share_memory(own, other, max_work=OVERLAP_WORK) for own, other in pairs):
             return True
-        before.append(place)
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where the elements of an argument are in memory."""
-
-    index: int  # of the argument
-    begin: int  # the address of the first byte
-    end: int  # the address after the last byte
-    fields: Mapping[str, Any]  # NumPy's array interface to them
-
-    def overlaps(self, other: "_Place") -> bool:
-        """Return whether they have an element in common; also if that would take long to find out."""
-        first, second = (np.asarray(SimpleNamespace(__array_interface__=place.fields)) for place in (self, other))
-        return np.may_share_memory(first, second, max_work=OVERLAP_WORK)
+def _neighbours(args: Sequence[Any]) -> Iterator[list[int]]:
+    """Yield the places of tensors and arrays whose storages overlap; those of most calls have a storage each."""
+    spans = ((*_storage_span(arg), i) for i, arg in enumerate(args) if isinstance(arg, (torch.Tensor, np.ndarray)))
+    found, end = list[int](), 0
+    for begin, stop, i in sorted(spans):
+        if begin >= end and found:
+            yield found
+            found = []
+        found.append(i)
+        end = max(end, stop)
+    yield found
 
 
-def _place(index: int, arg: Any) -> _Place | None:
-    if isinstance(arg, torch.Tensor):
-        item = arg.element_size()
-        first, shape, steps = arg.data_ptr(), tuple(arg.shape), tuple(step * item for step in arg.stride())
-    elif isinstance(arg, np.ndarray):
-        item, first, shape, steps = arg.itemsize, arg.ctypes.data, arg.shape, arg.strides
-    else:
-        return None
-    if 0 in shape:
-        return None
-    reach = [(n - 1) * step for n, step in zip(shape, steps, strict=True)]
-    fields = {"version": 3, "typestr": f"|V{item}", "data": (first, True), "shape": shape, "strides": steps}
-    return _Place(index, first + sum(r for r in reach if r < 0), first + sum(r for r in reach if r > 0) + item, fields)
+def _storage_span(arg: Any) -> tuple[int, int]:
+    """Return the addresses of the first byte, and of the one after the last, of the memory that an argument is in."""
+    if isinstance(arg, np.ndarray):
+        reach = [(n - 1) * step for n, step in zip(arg.shape, arg.strides, strict=True)]
+        first, back, ahead = arg.ctypes.data, sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach)
+        return (first + back, first + ahead + arg.itemsize) if arg.size else (first, first)
+    storage = arg.untyped_storage()
+    begin = storage.data_ptr()
+    return begin, begin + storage.nbytes()
+
+
+def _view(arg: Any) -> Any:
+    """Return an array of the elements of an argument, of which only the places may be asked for."""
+    if isinstance(arg, np.ndarray):
+        return arg
+    item = arg.element_size()
+    fields = {"version": 3, "typestr": f"|V{item}", "data": (arg.data_ptr(), True), "shape": tuple(arg.shape)}
+    fields["strides"] = tuple(step * item for step in arg.stride())
+    return np.asarray(SimpleNamespace(__array_interface__=fields))
 
 
 def span_of(tensor: Any) -> tuple[int, int]:
