@@ -122,11 +122,11 @@ class StoredSteps(Sequence[StepRecord]):
 
     def __init__(self, text: bytes, symbols: tuple[str, ...]) -> None:
         """Keep the text of steps.json, and the symbols that the steps must have."""
-        self._text, self.symbols = text, symbols
+        self.text, self.symbols = text, symbols
 
     @cached_property
     def _steps(self) -> tuple[StepRecord, ...]:
-        found = from_json(StepRecords, self._text, STEPS).steps
+        found = from_json(StepRecords, self.text, STEPS).steps
         if tuple(step.symbol for step in found) != self.symbols:
             raise ArtifactError("it has other kernels than plan.json", STEPS, hint="Build the artifact again")
         return found
@@ -260,8 +260,10 @@ class PlanRecord:
 
     def members(self) -> dict[str, bytes]:
         """Return the texts of plan.json and steps.json by their names."""
-        texts = {PLAN: {**plain(replace(self, steps=())), "steps": self.symbols}, STEPS: {"steps": self.steps}}
-        return {name: to_json(data).encode() for name, data in texts.items()}
+        plan = to_json({**plain(replace(self, steps=())), "steps": self.symbols})
+        if isinstance(self.steps, StoredSteps):
+            return {PLAN: plan.encode(), STEPS: self.steps.text}
+        return {PLAN: plan.encode(), STEPS: to_json({"steps": self.steps}).encode()}
 
     @staticmethod
     def from_members(plan: bytes, steps: bytes) -> PlanRecord:
