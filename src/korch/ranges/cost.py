@@ -95,14 +95,6 @@ class Cost:
         return " + ".join(parts)
 
 
-def fit(samples: Sequence[TimedSizes]) -> Cost:
-    """Return the function that fits times at some sizes.
-
-    `samples`: at least one; their sizes must differ.
-    """
-    return fit_all([s.sizes for s in samples], np.array([[s.time_ns for s in samples]]))[0]
-
-
 def fit_all(sizes: Sequence[Sizes], times: Matrix) -> tuple[Cost, ...]:
     """Return the functions that fit the times of some kernels, a row each, at sizes that all of them were timed at."""
     count, scales = len(sizes), tuple(max(1, *column) for column in zip(*sizes, strict=True))
