@@ -22,11 +22,11 @@ def check_problem(problem: Problem) -> None:
     checked = set()
     for k, kernel in enumerate(problem.kernels):
         _kernel_is_sound(problem, k)
-        ports = (frozenset(port.value for port in ports) for ports in (kernel.inputs, kernel.outputs))
-        about = (kernel.steps, *ports)
-        if about in checked:  # the rest depends on values, not on their layouts
+        read, written = ({port.value for port in ports} for ports in (kernel.inputs, kernel.outputs))
+        values = kernel.steps, frozenset(read), frozenset(written)
+        if values in checked:  # the rest does not depend on layouts
             continue
-        checked.add(about)
+        checked.add(values)
         _kernel_reads_what_it_lacks(problem, k)
         _kernel_writes_what_it_has(problem, k)
         _kernel_has_no_cycle(problem, k)

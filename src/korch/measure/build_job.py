@@ -14,7 +14,7 @@ PRINTING = tuple(f"korch.provider.{name}" for name in ("attention", "conv", "gem
 """The modules of providers that print their kernels, which takes long enough to do it in these processes."""
 
 
-def load_providers() -> None:
+def import_printing() -> None:
     """Import the modules that print kernels."""
     for name in PRINTING:
         importlib.import_module(name)

@@ -36,9 +36,9 @@ def serve() -> None:
         return found
 
     if not select.select([sys.stdin], [], [], 0)[0]:  # a process that was started ahead of its first job
-        from korch.measure.build_job import load_providers
+        from korch.measure.build_job import import_printing
 
-        load_providers()
+        import_printing()
     for line in sys.stdin:
         source, target = map(Path, line.rstrip("\n").split("\t"))
         try:
