@@ -15,8 +15,8 @@ from korch.tile.llvm.instructions import DotInstruction
 from korch.tile.llvm.integers import IntegerBlockPrinter, IntegerPrinter
 
 UNROLLED = 4
-"""The most groups of bytes whose products are printed one after another, without a loop, and added up in 16 bits: the
-pairs of products by both halves of their bytes are at most 4 * 2 * 2 * 15 * 128 = 30720, those by quarters less."""
+"""The most groups of bytes whose products are printed one after another, without a loop, and added up in 16 bits:
+more would not fit."""
 
 SHORTS = {16: ("avx512bw", "llvm.x86.avx512.pmaddubs.w.512"), 8: ("avx2", "llvm.x86.avx2.pmadd.ub.sw")}
 """The instruction that adds two products of an unsigned and a signed byte to 16 bits, and its extension, by lanes."""
@@ -66,6 +66,8 @@ class PackedBlockPrinter(IntegerBlockPrinter):
         self, parts: Axis, block: SumBlock, offsets: Sequence[Sequence[SsaValue]], sums: Sequence[SsaValue]
     ) -> Sequence[SsaValue]:
         """Print the multiply-adds by each part of some groups of bytes, whose offsets in both operands are given."""
+        largest = len(offsets) * parts.extent * PAIR * ((1 << 8 // parts.extent) - 1) * 128
+        assert not self.short or largest < 1 << 15, "sums of these products do not fit 16 bits"
         own = [constant("i16", 0, PAIR * self.lanes)] * len(sums) if self.short else sums
         for a_at, columns in self._parts(parts, block, offsets):
             own = self.multiplied(block, a_at, columns, own)
