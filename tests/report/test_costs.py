@@ -1,12 +1,15 @@
 """The plot of fitted times."""
 
-from korch.ranges.cost import TimedSizes, fit
+import numpy as np
+
+from korch.ranges.cost import fit_all
 from korch.report.costs import cost_lines, size_lines
 from korch.runtime.report import KernelCost, SizeRecord
 
 
 def test_a_plot_has_times_fits_and_functions() -> None:
-    cost = fit([TimedSizes((n,), 1000.0 + 500 * n) for n in (1, 2, 4, 8, 16)])
+    sizes = (1, 2, 4, 8, 16)
+    (cost,) = fit_all([(n,) for n in sizes], np.array([[1000.0 + 500 * n for n in sizes]]))
     lines = list(cost_lines("at most n=16", (KernelCost(3, "gemm", cost), KernelCost(5, "generated", cost))))
     assert lines[0].startswith("time by size, inputs of at most n=16")
     assert lines[1] == "            1        3.0 us        3.0 us  ########|"
