@@ -39,7 +39,10 @@ def schedule_of(
     sizes = Sizes.of(batch, m, n, terms, target, row_step)
     strip = sizes.vectors * target.lanes
     is_read = is_packed or (row_step != 0 and stays_in_cache(row_step, m, sizes.rows))
-    copies = have_conflicts(min(m, sizes.rows), terms, target)
+    # If the lines of all rows share a set, those of the second operand need some of its ways, too: 6 rows of 1,024 to
+    # 8,192 terms in 8 ways take 1.08 to 1.15 times the time without a copy.
+    others = sizes.vectors if terms % PAGE_FLOATS == 0 and n > strip else 0
+    copies = have_conflicts(min(m, sizes.rows) + others, terms, target)
     registers = Registers(sizes.rows, sizes.vectors, is_read, _fetches(batch, m, n, terms, target))
     columns = 1 if n == 1 else strip
     if is_read:
