@@ -13,7 +13,7 @@ from korch.primitive.types import ValueType
 from korch.provider.cache_room import cache_room
 from korch.provider.conv.depthwise import blockings
 from korch.provider.conv.rows import lines_of_task
-from korch.provider.conv.tiles import pixels_cost, worth_it
+from korch.provider.conv.tiles import FETCH, pixels_cost, worth_it
 from korch.provider.gemm.blocking import WIDE_VECTORS
 from korch.provider.gemm.vectors import require_neighbours
 from korch.provider.provider import Kernel
@@ -236,15 +236,17 @@ def image_layouts(x: ValueType, y: ValueType, target: Target) -> Iterator[tuple[
 
 def _registers(rows: int, vectors: int, target: Target) -> Registers:
     """Return the rows and vectors to compute together for the least estimated time."""
-    most = target.registers - 4
+    most, is_small = target.registers - 4, target.registers < 32
+    fetch = FETCH if is_small else 0.0
+    least = min(2, vectors) if is_small else 1  # multiplications by a single vector take 1.45 times the time there
 
     def total(registers: Registers) -> float:
         parts = ((vectors // registers.vectors, registers.vectors), (vectors % registers.vectors, 1))
-        return sum(count * pixels_cost(rows, registers.rows, width) for count, width in parts)
+        return sum(count * pixels_cost(rows, registers.rows, width, fetch) for count, width in parts)
 
     choices = [
         Registers(min(rows, height), width)
-        for width in range(1, min(MOST_VECTORS, vectors) + 1)
+        for width in range(least, min(MOST_VECTORS, vectors) + 1)
         for height in range(max(1, most // width // 2), most // width + 1)
     ]
     usual = Registers(min(rows, most // min(2, vectors)), min(2, vectors))
