@@ -4,8 +4,7 @@ import pytest
 
 from korch import target as module
 from korch.errors import OptionError
-from korch.runtime.machine import REQUIRED_FLAGS
-from korch.target import ISA_FLAGS, detect_target
+from korch.target import ISA_FLAGS, REQUIRED_FLAGS, detect_target
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from korch.errors import OptionError
 _AVX2 = ("avx2", "fma", "f16c", "bmi1", "bmi2")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd")
 
-ISA_FLAGS = {
-    "amx": (*_AVX512, "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8"),
+REQUIRED_FLAGS: dict[str, tuple[str, ...]] = {
+    "amx": (*_AVX512, "avx512_vnni"),  # kernels check for matrix units at run time and work without them
     "avx512_bf16": (*_AVX512, "avx512_vnni", "avx512_bf16"),
     "avx512_vnni": (*_AVX512, "avx512_vnni"),
     "avx512": _AVX512,
@@ -23,8 +23,13 @@ ISA_FLAGS = {
     "neon_bf16": ("asimd", "asimddp", "i8mm", "bf16"),
     "neon_dot": ("asimd", "asimddp"),
     "neon": ("asimd",),
+    "generic": (),
 }
-"""The flags of /proc/cpuinfo that each instruction set needs; the best instruction set comes first."""
+"""The flags of /proc/cpuinfo that built kernels need, by instruction set; the best one comes first."""
+
+ISA_FLAGS = {isa: flags for isa, flags in REQUIRED_FLAGS.items() if flags}
+ISA_FLAGS["amx"] += ("amx_tile", "amx_bf16", "amx_int8")
+"""The flags of a CPU for which an instruction set is chosen."""
 
 _WIDER = {"amx": 16, "avx512_bf16": 16, "avx512_vnni": 16, "avx512": 16, "avx2": 8}
 LANES = dict.fromkeys((*ISA_FLAGS, "generic"), 4) | _WIDER

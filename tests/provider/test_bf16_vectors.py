@@ -17,8 +17,8 @@ from korch.provider.attention import AttentionProvider
 from korch.provider.conv import ConvProvider
 from korch.provider.gemm import GemmProvider
 from korch.provider.provider import Kernel, Provider
-from korch.runtime.machine import REQUIRED_FLAGS, cpu_flags
-from korch.target import LANES, Target
+from korch.runtime.machine import cpu_flags
+from korch.target import LANES, REQUIRED_FLAGS, Target
 from korch.testing.kernels import check_kernel, check_offers, load_kernels, run_kernel
 from korch.testing.samples import random_arrays
 from tests.provider.linear_groups import Graph

@@ -21,9 +21,10 @@ from korch.runtime import artifact as artifact_module
 from korch.runtime import machine
 from korch.runtime.artifact import archive_of, read_artifact
 from korch.runtime.executable import Executable
-from korch.runtime.machine import REQUIRED_FLAGS, Requirements
+from korch.runtime.machine import Requirements
 from korch.runtime.record import ModelRecord
 from korch.runtime.report import Report
+from korch.target import REQUIRED_FLAGS
 from korch.tile.llvm.isa import ISAS
 from tests.runtime import runtime_plans as plans
 
@@ -413,7 +414,7 @@ NEEDED_TO_RUN = """
     errors inputs loading primitive primitive.op primitive.types records runtime runtime.artifact runtime.each_isa
     runtime.executable runtime.library runtime.machine runtime.output_memory runtime.record runtime.recurrent
     runtime.runnable runtime.text runtime.weights system system.alignment system.cores system.files system.libraries
-    system.native system.native_build system.scratch
+    system.native system.native_build system.scratch target
 """
 
 

@@ -21,11 +21,12 @@ from korch.runtime import unpack as unpack_module
 from korch.runtime.artifact import archive_of
 from korch.runtime.combine import combine
 from korch.runtime.library import Handle, load_plans
-from korch.runtime.machine import REQUIRED_FLAGS, cpu_flags
+from korch.runtime.machine import cpu_flags
 from korch.runtime.ranged import RangedExecutable, Ranges
 from korch.runtime.unpack import unpack, weight_chunks
 from korch.runtime.weights import Weights
 from korch.system.libraries import find_onnxruntime
+from korch.target import REQUIRED_FLAGS
 from tests.ranges.range_models import model_of, shapes_of
 from tests.ranges.test_sweep import MODELS, RANGES, sizes_of
 from tests.runtime import runtime_plans as plans

@@ -21,7 +21,7 @@ from korch.provider.provider import Kernel
 from korch.records import plain
 from korch.runtime.artifact import Artifact
 from korch.runtime.bind import PlanStep, Program, Slot, SlotPlace, bind_steps
-from korch.runtime.machine import REQUIRED_FLAGS, Requirements
+from korch.runtime.machine import Requirements
 from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
 from korch.runtime.source import print_list, print_plan
 from korch.runtime.waiting import waiting_of
@@ -29,7 +29,7 @@ from korch.runtime.weights import Weights
 from korch.segments.spill import forget
 from korch.system.content_name import content_name
 from korch.system.files import open_file
-from korch.target import Target
+from korch.target import REQUIRED_FLAGS, Target
 from korch.tile.ir.text import format_program
 
 logger = logging.getLogger("korch.runtime")

@@ -10,21 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from korch.errors import ArtifactError
-
-_AVX512 = ("avx2", "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl", "bmi1", "bmi2", "f16c", "fma")
-
-REQUIRED_FLAGS: dict[str, tuple[str, ...]] = {
-    "amx": (*_AVX512, "avx512_vnni"),  # kernels check for matrix units at run time and work without them
-    "avx512_bf16": (*_AVX512, "avx512_vnni", "avx512_bf16"),
-    "avx512_vnni": (*_AVX512, "avx512_vnni"),
-    "avx512": _AVX512,
-    "avx2": ("avx2", "bmi1", "bmi2", "f16c", "fma"),
-    "neon_bf16": ("asimd", "asimddp", "i8mm", "bf16"),
-    "neon_dot": ("asimd", "asimddp"),
-    "neon": ("asimd",),
-    "generic": (),
-}
-"""For each ISA that sources are compiled for, the flags of /proc/cpuinfo that the code needs."""
+from korch.target import REQUIRED_FLAGS
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,8 @@ from korch.primitive.types import ValueType
 from korch.provider.provider import Kernel, Threading
 from korch.provider.teams import team_refusal
 from korch.runtime.bind import Program, Slot, SlotPlace
-from korch.runtime.machine import REQUIRED_FLAGS
 from korch.system.content_name import content_name
-from korch.target import Target
+from korch.target import REQUIRED_FLAGS, Target
 from korch.tile.llvm.constants import Constants
 
 PLAN = "plan_"
