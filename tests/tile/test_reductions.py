@@ -1,6 +1,8 @@
 """Printed reductions along axes of any name, whose last tile may be partial, compute the same as their programs."""
 
 import itertools
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -65,7 +67,7 @@ def test_tiles_end_early(name: str, size: int, target: Target, builder: Builder,
             np.testing.assert_allclose(own.reshape(-1), exact, rtol=1e-5, atol=1e-5)
 
 
-def dots(rows: int, terms: int, size: int, dtype: DType) -> TileProgram:
+def dots(rows: int, terms: int, size: int, dtype: DType, keys_first: bool = False) -> TileProgram:
     """The products of each of some rows by each row of tiles of keys, of which the last tile may end early."""
     last = (TILES - 1) * TILE + size
     g, i, d = Axis("g", TILES), Axis("i", rows), Axis("d", terms, is_reduced=True)
@@ -83,20 +85,21 @@ def dots(rows: int, terms: int, size: int, dtype: DType) -> TileProgram:
         Buffer("k", Level.INPUT, dtype, TILES * TILE * terms),
         Buffer("out", Level.OUTPUT, DType.F32, rows * TILES * TILE),
     )
-    return TileProgram(buffers, (Stage((g,), (Pass((i, j, d), "d", ops, (sink,)),)),))
+    axes = (j, i, d) if keys_first else (i, j, d)
+    return TileProgram(buffers, (Stage((g,), (Pass(axes, "d", ops, (sink,)),)),))
 
 
 @pytest.mark.parametrize("dtype", [DType.F32, DType.BF16, DType.I8])
 def test_rows_that_several_rows_read_are_reduced_together(
     dtype: DType, target: Target, builder: Builder, rng: np.random.Generator
 ) -> None:
-    cases = list(itertools.product((1, 3), (16, 40, 64, 300), (TILE, 13, 1)))
-    programs = [dots(rows, terms, size, dtype) for rows, terms, size in cases]
+    cases = list(itertools.product((1, 3), (16, 40, 64, 300), (TILE, 13, 1), (False, True)))
+    programs = [dots(rows, terms, size, dtype, keys_first) for rows, terms, size, keys_first in cases]
     assert all(check_program(program) == () for program in programs)
     printed = [print_llvm(program, "", target) for program in programs]
     kernels = [Kernel(one.symbol, one.source) for one in printed]
     library = load_kernels(kernels, builder)
-    for (rows, terms, size), program, kernel in zip(cases, programs, kernels, strict=True):
+    for (rows, terms, size, _), program, kernel in zip(cases, programs, kernels, strict=True):
         g = Graph()
         q, k = g.tensor(rows, terms), g.input("k", ValueType((TILES * TILE, terms), dtype))
         wide = k if dtype is DType.F32 else g.add("cast", [k], CastAttributes("f32"))
@@ -106,3 +109,10 @@ def test_rows_that_several_rows_read_are_reduced_together(
         (exact,) = run_program(program, [array.reshape(-1) for array in arrays], 0, Float64())
         done = (TILES - 1) * TILE + size
         np.testing.assert_allclose(found[:, :done], exact.reshape(found.shape)[:, :done], rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(("isa", "lanes"), [("avx2", 8), ("avx512", 16), ("neon", 4)])
+def test_reductions_of_adjacent_rows_are_stored_as_a_vector(isa: str, lanes: int, target: Target) -> None:
+    text = print_llvm(dots(3, 64, TILE, DType.F32), "", replace(target, isa=isa, lanes=lanes)).source
+    assert re.search(rf"store <{lanes} x float> %\w+, ptr", text)
+    assert "store <" not in print_llvm(dots(3, 65, TILE, DType.F32), "", replace(target, isa=isa, lanes=lanes)).source

@@ -26,6 +26,7 @@ from korch.schedule.contraction import Layouts, NotFusedError, extent
 from korch.schedule.heads import Attention, contractions_of, emit_score
 from korch.schedule.softmax import SoftmaxRows
 from korch.system.alignment import round_up
+from korch.tile.analysis.registers import FEW_REGISTERS, REGISTERS
 from korch.tile.ir.index import ZERO, Expr, Ranges, add, constant, scale, var
 from korch.tile.ir.passes import needed
 from korch.tile.ir.program import (
@@ -225,7 +226,11 @@ class AttentionBuilder:
         zero = fill((self.i, self.c), sums, 0.0)
         weigh = [*self._scores(queries, keys), softmax.largest(self.score, self.whole, self._top)]
         weights, more = self._weights()
-        mix = Contract((self.i, self.c, replace(self.j, is_reduced=True)), sums, weights, values, self.product)
+        axes = (self.i, self.c, replace(self.j, is_reduced=True))
+        registers = None
+        if self.blocking.packing is Packing.NONE:  # values come from memory
+            registers = replace(REGISTERS.get(self.lanes, FEW_REGISTERS), fetches_b=True)
+        mix = Contract(axes, sums, weights, values, self.product, registers=registers)
         if self.is_online:
             carried = ("top", "total", "y")
             before = [fill((self.i,), self.of_row("top"), -math.inf), fill((self.i,), self.of_row("total"), 0.0)]
@@ -293,7 +298,8 @@ class AttentionBuilder:
         is_along = all(op.index.coefficient("d") in (0, 1) for op in ops if isinstance(op, Load))
         vector = "d" if is_along and d.extent > 1 else "j"
         sums = (Accumulate(product.buffer, product.index, name, "sum"),)
-        return [Pass((self.i, self.j, d), vector, ops, sums), *self._multiplied(product, factor)]
+        # All rows read a few keys while these are in the first cache.
+        return [Pass((self.j, self.i, d), vector, ops, sums), *self._multiplied(product, factor)]
 
     def _multiplied(self, at: At, factor: Sequence[TileOp]) -> list[Pass]:
         """Return the pass that multiplies a number of each row and key by what some operations compute, if any."""

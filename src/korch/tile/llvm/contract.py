@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from korch.system.alignment import ceil_div
 from korch.tile.analysis.axes import even_step, joined
+from korch.tile.analysis.fetch import FAR_BYTES
 from korch.tile.analysis.panels import in_rows, panels, strips
 from korch.tile.analysis.registers import BYTE_REGISTERS, FEW_BYTE_REGISTERS, FEW_REGISTERS, LONG_BLOCK, REGISTERS
 from korch.tile.analysis.sums import Sums, batches_of, is_by_lanes, kept_guards, leaves_out, sides_of, tails_of
@@ -27,6 +28,9 @@ STREAM_BYTES = 16384
 
 FLOATS = (Product.F32, Product.F16, Product.BF16)
 """The products of float32 numbers; narrower operands are widened when they are read."""
+
+FEW_LINES = 8
+"""The most cache lines of a row of a second operand whose rows lie side by side, so that later rows are prefetched."""
 
 SINGLE_ROWS = 8
 """The maximum rows of a block of one vector if there are 16 registers: LLVM moves each sum to another register with
@@ -290,6 +294,9 @@ class ContractPrinter:
         is_once = count <= registers.rows and not any(axis.ragged for axis in self.rows)
         if is_once and b.is_panel and self.printer.vector == self.lanes:
             return [Lines(emit.place("i8", strip.second, emit.index(STREAM_BYTES)), step, most, 2)]
+        if not b.is_panel and step.number == self.columns.extent * b.size_bytes <= FEW_LINES * LINE_BYTES:
+            ahead = emit.place("i8", strip.second, emit.index(FAR_BYTES))
+            return [Lines(ahead, step, most, 2)] if r.number == 0 else []
         rest = strip.second, emit.index(0)
         even, last = even_step(self.rows, self.a.steps), self.printer.terms[-1].extent
         if self._is_dense and registers.rows * self.a.size_bytes <= LINE_BYTES and even == last:

@@ -35,6 +35,7 @@ class NestPrinter(SumPrinter):
         kept = [a for a in self.pass_.axes if not a.is_reduced]
         self.across = next((a for a in kept if a.name == self.pass_.across), None)
         self.side = self._side(self.across) if self.across is not None else 1
+        self.joined: Axis | None = None  # the axis along which adjacent rows are reduced at once
         if any(axis.extent == 0 for axis in kept):
             return
         outer = [a for a in kept if a is not self.vector and a is not self.across]
@@ -66,10 +67,18 @@ class NestPrinter(SumPrinter):
                 self._where(rest, where, {**env, axis.name: self.emit.index(value)})
             self.ranges = before
             return
-        end = end_of(self.emit, axis, axis.extent, env)
-        self.emit.loop(
-            self.emit.index(0), end, 1, lambda i: self._where(rest, where, {**env, axis.name: i}), cost=self._cost(rest)
-        )
+        begin, end = self.emit.index(0), end_of(self.emit, axis, axis.extent, env)
+        if self.joined is None and self.can_join(axis):
+            whole = self.whole(begin, end, self.lanes)
+            self.joined = axis
+
+            def joined(i: SsaValue) -> None:
+                self.fetch_rows(axis, {**env, axis.name: i})
+                self._where(rest, where, {**env, axis.name: i})
+
+            self.emit.loop(begin, whole, self.lanes, joined)
+            begin, self.joined = whole, None
+        self.emit.loop(begin, end, 1, lambda i: self._where(rest, where, {**env, axis.name: i}), cost=self._cost(rest))
 
     def _cost(self, rest: Sequence[Axis]) -> int:
         points = self.lines
@@ -83,6 +92,8 @@ class NestPrinter(SumPrinter):
             self._squares(self.across, env)
         elif not self.pass_.is_reduction:
             self.over(self.vector, env, self._stores)
+        elif self.joined is not None:
+            self.reduce_rows(self.joined, env)
         elif self.vector is None or self.vector.is_reduced:
             self.reduce_row(env)
         else:

@@ -7,7 +7,8 @@ from functools import partial
 
 from korch.primitive.ops.reduce import identity
 from korch.primitive.types import DType
-from korch.tile.ir.index import substitute
+from korch.tile.analysis.fetch import FAR_BYTES
+from korch.tile.ir.index import ZERO, substitute
 from korch.tile.ir.program import Accumulate, Axis, Load, Select, arguments_of
 from korch.tile.llvm.arithmetic import KIND
 from korch.tile.llvm.emit import SsaValue, constant
@@ -15,6 +16,7 @@ from korch.tile.llvm.index import Env
 from korch.tile.llvm.points import PointVector
 from korch.tile.llvm.spans import Span, SpanPrinter
 from korch.tile.llvm.wide import LANES as WIDE
+from korch.tile.lower.buffers import LINE_BYTES
 
 WORD = 4
 """The bytes of a word."""
@@ -24,6 +26,12 @@ UNROLL = 4
 
 SHORT_REDUCTION = 64
 """The maximum points of a reduction that accumulates several vectors at once."""
+
+MOST_JOINED = 256
+"""The most points of a reduction of which several rows are reduced at once: more rows are more streams of memory."""
+
+GROUP = 4
+"""The float32 elements of the 128 bits within which x86 shuffles fast."""
 
 Sums = tuple[SsaValue, ...]
 Step = Callable[[SsaValue, Sums, int], Sums]
@@ -254,3 +262,68 @@ class SumPrinter(SpanPrinter):
             one = self.context.memory.folded(total, partial(self.combined, k))
             one = self.combined(k, one, rest[k]) if rest else one
             self.store(sink.buffer, sink.index, one, PointVector(env, self.ranges))
+
+    # Vectors of rows
+
+    def can_join(self, axis: Axis) -> bool:
+        """Return whether the reductions of adjacent rows along a kept axis can be printed at once."""
+        row = self.vector
+        if row is None or [row] != self.reduced or row.ragged or len(self.accumulators) > 1 or axis is row:
+            return False
+        (sink,), lanes = self.accumulators, self.lanes
+        guards = [guard for op in self.pass_.ops if isinstance(op, Load | Select) for guard in op.guards]
+        is_free = not any({axis.name, row.name} & guard.expr.variables for guard in (*guards, *self.pass_.where))
+        is_free &= not any(a.ragged and a.ragged[0] == axis.name for a in self.pass_.axes)
+        is_whole = lanes % GROUP == 0 == row.extent % lanes and row.extent <= MOST_JOINED and axis.extent >= lanes
+        is_float = self.context.dtypes[sink.buffer] is DType.F32 and self.context.lanes == lanes
+        return is_free and is_whole and is_float and sink.index.coefficient(axis.name) == 1
+
+    def reduce_rows(self, axis: Axis, env: Env) -> None:
+        """Print the reductions of as many adjacent rows as a vector has lanes, and the store of their vector."""
+        row, emit, lanes, (sink,) = self.vector, self.emit, self.lanes, self.accumulators
+        assert row is not None
+        places = [emit.add(env[axis.name], emit.index(u)) for u in range(lanes)]
+
+        def step(i: SsaValue, *sums: SsaValue) -> Sums:
+            own = ({**env, axis.name: place, row.name: i} for place in places)
+            vectors = (PointVector(one, self.ranges, row.name, lanes) for one in own)
+            return tuple(self.added((total,), points)[0] for total, points in zip(sums, vectors, strict=True))
+
+        start = self.starts(lanes, lanes)
+        sums = emit.loop(emit.index(0), emit.index(row.extent), lanes, step, *start, cost=lanes * self.lines)
+        self.store(sink.buffer, sink.index, self._folded(sums), PointVector(env, self.ranges, axis.name, lanes))
+
+    def fetch_rows(self, axis: Axis, env: Env) -> None:
+        """Print the prefetches of later rows of large buffers, of as many as are reduced at once.
+
+        Each row is read by all other kept axes, so the prefetches are printed outside of their loops.
+        """
+        row, others = self.vector, {a.name for a in self.pass_.axes if a is not axis and a is not self.vector}
+        assert row is not None
+        for op in self.pass_.ops:
+            if not isinstance(op, Load) or op.buffer not in self.context.large or op.guards:
+                continue
+            steps = op.index.coefficient(row.name), op.index.coefficient(axis.name)
+            if steps != (1, row.extent) or others & op.index.variables:
+                continue
+            place = self.place(op.buffer, substitute(op.index, {row.name: ZERO}, self.ranges), env)
+            for line in range(0, self.lanes * row.extent * place.size_bytes, LINE_BYTES):
+                ahead = self.emit.place("i8", place.at, self.emit.index(FAR_BYTES + line))
+                self.emit.prefetch(ahead, locality=2)
+
+    def _folded(self, rows: Sums) -> SsaValue:
+        """Print the vector of the reductions of the lanes of as many vectors."""
+        lanes, half = len(rows), GROUP // 2
+        pairs = [[i // GROUP * GROUP + i % GROUP // 2 + i % 2 * lanes for i in range(lanes)]]
+        pairs += [[i // GROUP * GROUP + i % 2 + i % GROUP // 2 * lanes for i in range(lanes)]]
+        moves = [half, half]
+        size = lanes  # the lanes with parts of one group of rows
+        while size > GROUP:
+            halves = [i for i in range(2 * lanes) if i % size < size // 2]
+            pairs, moves, size = [*pairs, halves], [*moves, size // 2], size // 2
+        for low, move in zip(pairs, moves, strict=True):
+            high = [i + move for i in low]
+            pairs_of_rows = zip(rows[::2], rows[1::2], strict=True)
+            parts = [[self.emit.shuffle(a, b, order) for order in (low, high)] for a, b in pairs_of_rows]
+            rows = tuple(self.combined(0, *part) for part in parts)
+        return rows[0]
