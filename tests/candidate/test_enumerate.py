@@ -300,3 +300,13 @@ def test_a_deadline_leaves_single_primitives_and_says_so():
     groups, report = enumerate_groups(graph, ALL, deadline=Deadline(0))
     assert {group.primitives for group in groups} == {(0,), (1,), (2,)}
     assert report.limits_hit == ("budget",)
+
+
+def test_a_deadline_leaves_products_that_widen_their_operands():
+    g = GraphBuilder()
+    x, w = (g.input(name, ValueType.parse(text)) for name, text in (("x", "f32[1,4]"), ("w", "bf16[4,6]")))
+    y = g.add("matmul", [x, g.add("cast", [w], CastAttributes("f32"))])
+    g.output("y", g.add("exp", [y]))
+    groups, report = enumerate_groups(g.freeze(), ALL, deadline=Deadline(0), shapes=(around("matmul", widens=True),))
+    assert {group.primitives for group in groups} == {(0,), (1,), (2,), (0, 1)}
+    assert ((0, 1), (y,)) in report.needed

@@ -291,6 +291,14 @@ def test_attention_is_a_group_even_if_there_is_no_time_for_others(target):
     assert {str(type_) for type_ in group.input_types} >= {"f32[1,21,32]"}  # keys as they are stored
 
 
+def test_keys_of_16_bits_are_widened_in_the_group_if_there_is_no_time_for_others(target):
+    graph = halved(1, 21, 16, 16, "bf16", is_wide=True).body
+    groups, _ = enumerate_groups(graph, Options(), deadline=Deadline(0), shapes=AttentionProvider.group_shapes)
+    (group,) = (group for group in groups if sum(p.op == "matmul" for p in group.body.primitives) == 2)
+    assert not isinstance(AttentionProvider().offer(group, target), Refusal)
+    assert [str(type_) for type_ in group.input_types if type_.size > 16] == ["bf16[2,21,16]"] * 2
+
+
 @pytest.mark.parametrize("weights", [softmax, guarded])
 def test_all_of_it_is_one_group_of_a_graph(target, weights):
     g = Graph()

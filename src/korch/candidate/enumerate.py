@@ -29,7 +29,8 @@ Alternatives: a set has at most one primitive per value. Paths are those of the 
 alternatives, except alternatives for values that the set computes itself. A set that is convex only for some
 choice of alternatives outside it is not found.
 Each primitive alone is always a group, so that a plan exists for any limits. Also found after the deadline
-are a primitive with all primitives attached to it, and a product of bytes with the cast of its sums to bytes.
+are a primitive with all primitives attached to it, and a product with the cast of its sums to bytes, or with a cast
+that widens an operand (a plan that stores 16-bit weights as float32 takes twice the time for a few rows).
 """
 
 import itertools
@@ -197,11 +198,11 @@ class _Space:
         casts = (p for p in range(count) if self.attachment.is_byte_cast(p))
         self.byte_casts = sum(1 << p for p in casts) if attach_chains else 0
         self.linear = self._of(Category.LINEAR)
-        self.opaque = self._of(Category.OPAQUE)
+        self.opaque, self.widening = self._of(Category.OPAQUE), self._widening()
         # By linear operation ("" for none): per shape, the primitives allowed before it and beside it.
         self.shapes: dict[str, list[tuple[int, int]]] = {}
         for shape in shapes:
-            before = self._of(*shape.before) | (self._widening() if shape.widens else 0)
+            before = self._of(*shape.before) | (self.widening if shape.widens else 0)
             allowed = before, self._of(*shape.beside)
             for op in shape.anchors:
                 self.shapes.setdefault(op, []).append(allowed)
@@ -365,9 +366,10 @@ class _Space:
             frontier = following
 
     def is_needed(self, mask: int) -> bool:
-        """Whether a set is one primitive, or a product of bytes and the cast of its sums to bytes."""
+        """Whether a set is one primitive, or a product with a cast of its sums to bytes or a widening one before it."""
         is_pair = mask.bit_count() == MOST_NEEDED and bool(mask & self.linear)
-        return mask.bit_count() == 1 or (is_pair and any(map(self.attachment.is_byte_cast, bits(mask))))
+        is_byte_cast = is_pair and any(map(self.attachment.is_byte_cast, bits(mask)))
+        return mask.bit_count() == 1 or is_byte_cast or (is_pair and bool(mask & self.widening))
 
     def sinks(self, mask: int) -> int:
         """Return the number of sinks: primitives of a set that no other member reads, so that they must be outputs.

@@ -82,9 +82,10 @@ def prepare_all(
         InfeasibleError: a primitive is in no candidate.
     """
     answers = Answers(meter.providers, meter.target, meter.faults)  # shared, since blocks have many groups in common
+    pairs = list(zip(partition.blocks, held_values(partition, joined), strict=True))
     return [
-        prepare(partition, block, answers, options, held, deadline)
-        for block, held in zip(partition.blocks, held_values(partition, joined), strict=True)
+        prepare(partition, block, answers, options, held, deadline and deadline.shared(len(pairs) - i))
+        for i, (block, held) in enumerate(pairs)
     ]
 
 

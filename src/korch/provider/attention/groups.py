@@ -107,7 +107,7 @@ _DEQUANTIZED = op("mul", op("cast", "q"), op("broadcast", "scale"))
 
 
 def _arranged(graph: PrimitiveGraph, value: int, number: Mapping[int, int]) -> frozenset[int]:
-    """Return the primitives that arrange, repeat and dequantize stored keys or values.
+    """Return the primitives that arrange, repeat, widen and dequantize stored keys or values.
 
     `number`: the number of each primitive by its id.
     """
@@ -116,7 +116,8 @@ def _arranged(graph: PrimitiveGraph, value: int, number: Mapping[int, int]) -> f
             return frozenset(number[id(primitive)] for primitive in match.used)
     for p in graph.producers[value]:
         primitive = graph.primitives[p]
-        if primitive.row.category in (Category.LAYOUT, Category.BROADCAST) and len(primitive.inputs) == 1:
+        is_move = primitive.row.category in (Category.LAYOUT, Category.BROADCAST) and len(primitive.inputs) == 1
+        if is_move or graph.is_widening(primitive):
             return _arranged(graph, primitive.inputs[0], number) | {p}
     return frozenset()
 
