@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
@@ -90,12 +90,17 @@ class Executable(PlanExecutable):
         """The sources by file name."""
         return self._artifact.sources
 
-    def compute(self, arrays: Sequence[Any], into: Mapping[int, Array] = NO_MEMORY) -> tuple[Array, ...]:
+    def compute(
+        self, arrays: Sequence[Any], into: Mapping[int, Array] = NO_MEMORY, known: Collection[int] = ()
+    ) -> tuple[Array, ...]:
         """Run the plan on an array for each input.
 
-        `into`: by position, the memory of outputs, each the memory of an input that the plan overwrites.
+        Args:
+            arrays: the inputs.
+            into: by position, the memory of outputs, each the memory of an input that the plan overwrites.
+            known: the positions of inputs that are arrays of the plan's types, so that they need no checks.
         """
-        inputs = self._accept(arrays)
+        inputs = self._accept(arrays, known)
         outputs = self._allocate(into)
         self._handle.run(_addresses(inputs), _addresses(outputs))
         return outputs
@@ -210,10 +215,11 @@ class Executable(PlanExecutable):
     def _names(self) -> tuple[Sequence[str], Sequence[str]]:
         return self._known_names
 
-    def _accept(self, arrays: Sequence[Any]) -> list[Array]:
+    def _accept(self, arrays: Sequence[Any], known: Collection[int] = ()) -> list[Array]:
         if len(arrays) != len(self._inputs):  # checked first, because most calls give all
             arrays = self.complete(arrays)
-        return [type_.accept(array) for type_, array in zip(self._inputs, arrays, strict=True)]
+        pairs = enumerate(zip(self._inputs, arrays, strict=True))
+        return [array if i in known else type_.accept(array) for i, (type_, array) in pairs]
 
     def _with_states(self, inputs: Sequence[Array]) -> tuple[Sequence[Array], Mapping[int, Array]]:
         """Return inputs with a copy of each state, and the copies by the output that has the state's memory."""

@@ -106,7 +106,8 @@ class Fitting:
         self._kept, outputs = kept, set(kept.values())
         self._padded = padded
         self._is_exact = plan.is_exact
-        self._masks = [hidden.array(sizes) for hidden in plan.hidden]
+        self._masks = [np.asarray(hidden.array(sizes), order="C") for hidden in plan.hidden]
+        self._known = {*kept, *range(len(plan.inputs), len(plan.inputs) + len(self._masks))}
         self._is_whole = [
             i in kept or tuple(size_at(a, sizes) for a in form) == _planned(form) for i, form in enumerate(plan.inputs)
         ]
@@ -123,7 +124,7 @@ class Fitting:
                 for array, own, is_whole in zip(arrays, memory, self._is_whole, strict=True)
             ]
             into = {output: inputs[i] for i, output in self._kept.items()}
-            found = self._padded.executable.compute([*inputs, *self._masks], into)
+            found = self._padded.executable.compute([*inputs, *self._masks], into, self._known)
         finally:
             self._padded.give_back(memory)
         return tuple(self._cuts[i].apply(array) if i in self._cuts else array for i, array in enumerate(found))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,11 @@ class StatefulModel:
                 counter.check(given[counter.tensor.name], past, rows)
 
 
-def type_at(tensor: StateTensor, past: int, rows: int) -> ArrayType:
-    """Return the type of arrays for some numbers of rows."""
-    return ArrayType(tensor.name, tensor.shape(past, rows), np.dtype(DType(tensor.dtype).numpy))
+def type_at(tensor: StateTensor, past: int, rows: int, limits: tuple[int, ...] = ()) -> ArrayType:
+    """Return the type of arrays for some numbers of rows; `limits`: those of indices."""
+    return ArrayType(tensor.name, tensor.shape(past, rows), _numpy_type(tensor.dtype), limits)
+
+
+@cache
+def _numpy_type(dtype: str) -> np.dtype[Any]:
+    return np.dtype(DType(dtype).numpy)

@@ -7,6 +7,7 @@ first rows follows none. The file has the format of an executable for several sh
 
 from __future__ import annotations
 
+import math
 import operator
 import threading
 from collections.abc import Mapping, Sequence
@@ -252,6 +253,8 @@ class Session:
         self.executable, self.capacity, self.length = executable, capacity, 0
         model = executable.described
         self._inputs = [t for i, t in enumerate(model.inputs) if i not in executable.state_inputs]
+        self._limits = executable.model.limits
+        self._dimensions = {n: own.ranges.dimensions[0] for n, own in executable.by_rows.items()}
         memory = model.memory()
         self._memory, self._axes = _Rows([array for array, _ in memory], self), [axis for _, axis in memory]
 
@@ -376,16 +379,19 @@ class Session:
 
     def _complete(self, given: Mapping[str, Any], rows: int) -> list[Array]:
         """Return an array for each input."""
-        found, limits = [], self.executable.model.limits
+        found = []
         for tensor in self._inputs:
-            type_ = replace(type_at(tensor, self.length, rows), limits=limits.get(tensor.name, ()))
+            type_ = type_at(tensor, self.length, rows, self._limits.get(tensor.name, ()))
             if tensor.name in given:
                 found.append(type_.accept(given[tensor.name]))
             elif TOTAL in tensor.axes:
                 found.append(np.ones(type_.shape, type_.dtype))
             elif "position" in tensor.name and (axis := self._row_axis(tensor, rows)) is not None:
+                places = np.arange(self.length, self.length + rows, dtype=type_.dtype)
+                if math.prod(type_.shape) == rows:
+                    found.append(places.reshape(type_.shape))
+                    continue
                 along = [-1 if i == axis else 1 for i in range(len(tensor.axes))]
-                places = np.arange(self.length, self.length + rows).astype(type_.dtype)
                 found.append(np.ascontiguousarray(np.broadcast_to(places.reshape(along), type_.shape)))
             else:
                 raise InputError("it is missing", f"input {tensor.name!r}", "an array for each input that is no state")
@@ -401,7 +407,7 @@ class Session:
 
     def _pieces(self, rows: int) -> list[tuple[int, int]]:
         """Return the begins and ends of parts of new rows for which there are plans."""
-        plans = {n: own.ranges.dimensions[0] for n, own in self.executable.by_rows.items()}
+        plans = self._dimensions
         begin, found = 0, list[tuple[int, int]]()
         if self.length == 0 and 0 in plans and rows >= plans[0].low:
             begin = min(rows, plans[0].high)
