@@ -9,7 +9,7 @@ from korch.errors import ArtifactError
 from korch.primitive.types import DType, ValueType
 from korch.runtime.weights import CHUNK_BYTES, Weights, checksum
 from korch.system import alignment
-from korch.system.alignment import aligned_bytes
+from korch.system.alignment import HUGE_PAGE, aligned_bytes, zeroed_array
 
 TYPES = [ValueType((i, 3), dtype) for i, dtype in enumerate(DType)]
 TYPES += [ValueType((), DType.F32), ValueType((1_100_000,), DType.U8)]
@@ -139,3 +139,14 @@ def test_a_system_without_huge_pages_gives_small_ones(monkeypatch):
     monkeypatch.setattr(alignment.mmap, "mmap", Mapped)
     block = aligned_bytes(alignment.HUGE_PAGE)
     assert (block.size, block.ctypes.data % 64, int(block[-1])) == (alignment.HUGE_PAGE, 0, 0)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 5), (3, HUGE_PAGE // 4)])
+def test_zeros_are_new_dense_and_writable(shape):
+    for _ in range(2):
+        array = zeroed_array(shape, np.dtype(np.float32))
+        assert array.shape == shape
+        assert array.flags.c_contiguous
+        assert not array.any()
+        array[...] = 1
+        del array

@@ -12,6 +12,7 @@ from korch.primitive.op import Array
 from korch.primitive.types import DType
 from korch.ranges.state import PAST, ROWS, TOTAL, State, counted, kept_type, quantized
 from korch.runtime.runnable import ArrayType
+from korch.system.alignment import zeroed_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +85,9 @@ class StatefulModel:
         Behind them are the scales of states that are kept as bytes.
         """
         pairs = [(self.inputs[state.input], state.axis) for state in self.states]
-        found = [(np.zeros(t.shape(self.capacity, 0), self._kept(t, axis).numpy), axis) for t, axis in pairs]
-        rows = (found[k] for k in self.with_scales)
-        return found + [(np.zeros((*array.shape[:-1], 1), np.float32), axis) for array, axis in rows]
+        types = [(t.shape(self.capacity, 0), np.dtype(self._kept(t, axis).numpy), axis) for t, axis in pairs]
+        types += [((*types[k][0][:-1], 1), np.dtype(np.float32), types[k][2]) for k in self.with_scales]
+        return [(zeroed_array(shape, dtype), axis) for shape, dtype, axis in types]
 
     @property
     def places(self) -> list[tuple[int, int]]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import math
 import mmap
 from typing import Any
 
@@ -52,6 +53,14 @@ def aligned_bytes(size_bytes: int) -> npt.NDArray[np.uint8]:
     block = np.frombuffer(pages, np.uint8)
     start = -address_of(block) % HUGE_PAGE
     return block[start : start + size_bytes]
+
+
+def zeroed_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return zeros in long-lived memory."""
+    block = aligned_bytes(math.prod(shape) * dtype.itemsize)
+    if block.size < HUGE_PAGE:  # else the system has just provided it, filled with zeros
+        block[:] = 0
+    return block.view(dtype).reshape(shape)
 
 
 def short_lived_bytes(size_bytes: int) -> npt.NDArray[np.uint8]:
