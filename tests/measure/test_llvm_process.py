@@ -1,5 +1,6 @@
 """LLVM IR is compiled in processes that may end or hang: that affects one kernel only."""
 
+import os
 import subprocess
 import sys
 import time
@@ -53,10 +54,36 @@ def test_a_process_that_aborts_costs_one_kernel(tmp_path, worker):
     assert isinstance(failed, CompileFailure) and failed.message == "LLVM ended with status -6"
 
 
-def test_a_process_that_was_killed_says_nothing_about_the_kernel(tmp_path, worker):
-    worker("input(); import os; os.kill(os.getpid(), 9)")
+@pytest.mark.parametrize("number", [9, 15])
+def test_a_process_that_was_killed_says_nothing_about_the_kernel(tmp_path, worker, number):
+    worker(f"input(); import os; os.kill(os.getpid(), {number})")
     with pytest.raises(KilledError, match="memory"):
         llvm_process.compile_llvm(tmp_path / "a.ll", tmp_path / "a.o", Deadline())
+
+
+@pytest.mark.parametrize("answer", ["[Errno 5] Input/output error", "no message", ""])
+def test_a_failure_of_the_system_or_no_object_says_nothing_about_the_kernel(tmp_path, worker, answer):
+    worker(f"input(); print({answer!r}, flush=True)")
+    (failed,) = Builder("generic", tmp_path).compile([GOOD])
+    assert isinstance(failed, CompileFailure) and failed.was_killed
+    assert not list(tmp_path.rglob("*.o"))
+
+
+def test_an_idle_process_that_was_ended_is_replaced(tmp_path):
+    llvm_process.start_processes(1)
+    for process in llvm_process._idle:
+        process.terminate()
+        process.wait()
+    (found,) = Builder("generic", tmp_path).compile([GOOD])
+    assert found is not None and not isinstance(found, CompileFailure)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_does_not_use_the_processes_of_its_parent():
+    llvm_process.start_processes(1)
+    if not (child := os.fork()):
+        os._exit(len(llvm_process._idle))
+    assert os.waitpid(child, 0)[1] == 0 and llvm_process._idle
 
 
 def test_a_process_that_hangs_is_stopped(tmp_path, worker, monkeypatch):

@@ -54,7 +54,7 @@ class CompileFailure:
     """A source that was not compiled."""
 
     message: str  # the first errors that the compiler printed
-    was_killed: bool = False  # the compiler was killed or did not start, so the source may be correct
+    was_killed: bool = False  # the compiler was killed, or the system failed it, so the source may be correct
     output: str = ""  # all that the compiler printed
 
 
@@ -157,8 +157,9 @@ class Builder:
                 temporary = folder / f"new{target.suffix}"
                 temporary.touch()
                 make(temporary)
-                digest = hashlib.sha256(temporary.read_bytes()).hexdigest()
-                write_atomically(seal, digest.encode())
+                if not (data := temporary.read_bytes()):
+                    raise KilledError("the compiler wrote nothing")
+                write_atomically(seal, hashlib.sha256(data).hexdigest().encode())
                 temporary.replace(target)
         except OSError as error:
             raise _cache_error(str(error), self.folder) from error

@@ -3,7 +3,9 @@
 import atexit
 import contextlib
 import hashlib
+import os
 import select
+import signal
 import subprocess
 import time
 from functools import cache
@@ -20,13 +22,19 @@ LIMIT_SECONDS = 1200.0
 TICK_SECONDS = 0.2
 """The interval of checks whether a compiler must be stopped."""
 
+STOPPED = frozenset(-number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM))
+"""The statuses of a compiler that something else ended. LLVM itself may abort, or access memory that it must not."""
+
+NO_RESOURCES = ("[Errno ", "Unable to allocate", "no message")
+"""How answers begin if a file was not read or written, or (the last two) if memory ran out."""
+
 
 class StoppedError(CompileError):
     """The compiler was stopped, because its result would be too late."""
 
 
 class KilledError(CompileError):
-    """The system did not start the compiler, or killed it."""
+    """The system did not start the compiler, or killed it, or gave it too little of something."""
 
 
 class CompilerRefusedError(CompileError):
@@ -60,21 +68,20 @@ def compile_llvm(source: Path, target: Path, stop: Deadline) -> None:
     Raises:
         CompilerRefusedError: the text is wrong.
         StoppedError: the compiler was stopped.
-        KilledError: the system ended the process, or did not start it.
+        KilledError: the system ended the process, did not start it, or gave it too little memory or disk.
         CompileError: LLVM aborted, or took too long.
     """
     if stop.is_over:
         raise StoppedError("no time was left to start the compiler")
-    try:
-        process = _idle.pop() if _idle else _start()
-    except IndexError:  # another thread took it
-        process = _start()
+    process = _taken() or _start()
     try:
         answer = _ask(process, f"{source}\t{target}\n", stop)
     except BaseException:
         _end(process)
         raise
     _idle.append(process)
+    if answer.startswith(NO_RESOURCES):
+        raise KilledError(f"the compiler failed: {answer}")
     if answer:
         refusal = CompilerRefusedError(f"LLVM refused it: {answer}", hint="`korch doctor` checks the compiler")
         refusal.output = answer
@@ -85,6 +92,15 @@ def start_processes(count: int) -> None:
     """Start processes until some number is idle; they load what kernels are built with, which takes half a second."""
     with contextlib.suppress(KilledError):  # a compilation reports it
         _idle.extend(_start() for _ in range(count - len(_idle)))
+
+
+def _taken() -> subprocess.Popen[str] | None:
+    """Take an idle process, if there is one; those that have ended are dropped."""
+    with contextlib.suppress(IndexError):
+        while (process := _idle.pop()).poll() is not None:
+            _end(process)
+        return process
+    return None
 
 
 def _start() -> subprocess.Popen[str]:
@@ -117,7 +133,7 @@ def _ask(process: subprocess.Popen[str], line: str, stop: Deadline) -> str:
     answer = stdout.readline()
     if not answer:
         code = process.wait()
-        if code == -9:
+        if code in STOPPED:
             raise KilledError("the system killed the compiler, most likely because memory ran out")
         raise CompileError(f"LLVM ended with status {code}")
     return answer.strip()
@@ -125,7 +141,7 @@ def _ask(process: subprocess.Popen[str], line: str, stop: Deadline) -> str:
 
 def _end(process: subprocess.Popen[str]) -> None:
     process.kill()
-    with process:  # closes its pipes and waits
+    with contextlib.suppress(BrokenPipeError), process:  # closes its pipes, one of which may not be empty, and waits
         pass
 
 
@@ -133,5 +149,14 @@ def _end(process: subprocess.Popen[str]) -> None:
 def end_processes() -> None:
     """End the processes that are idle."""
     while _idle:
-        with _idle.pop():
-            pass
+        _end(_idle.pop())
+
+
+def _leave_processes() -> None:
+    """Forget the idle processes in a forked process: they answer the one that started them."""
+    for process in _idle:
+        process.returncode = 0  # it is not a child of this process, which can't wait for it
+    _idle.clear()
+
+
+os.register_at_fork(after_in_child=_leave_processes)
