@@ -15,6 +15,7 @@ from korch.binary_program.solve import solve
 from korch.candidate.candidate import Candidate
 from korch.candidate.enumerate import enumerate_groups
 from korch.costs.calibrated import ScoreTail
+from korch.costs.rates import Rates
 from korch.errors import InfeasibleError, UnprovidedError
 from korch.limits import SearchLimits
 from korch.measure.meter import SPREAD
@@ -343,6 +344,19 @@ def test_confirming_until_nothing_is_left_finds_the_optimum_that_luck_had_hidden
     assert found.certificate.status is Status.OPTIMAL
 
 
+def test_a_bound_does_not_outlive_costs_that_fell() -> None:
+    graph, candidates = instance(1)
+    meter = Hopeful(candidates, 1)
+    first = Search(Instance(graph, candidates), Ledger(meter), EXACT)
+    found = first.run()
+    meter.true = {key: time_ns // 100 for key, time_ns in meter.first.items()}  # the first times were disturbed
+    first.ledger.confirm([c for c in candidates if c.key in meter.asked])
+    for search in (first, Search(Instance(graph, candidates), first.ledger, EXACT)):
+        revised = search.revise(found)
+        assert 0 < search.bound_ns <= (revised.certificate.objective_ns or 0) < found.certificate.bound_ns
+        assert revised.corrections == first.ledger.corrections > found.corrections
+
+
 def test_nothing_is_timed_again_without_time() -> None:
     graph, candidates = instance(1)
     meter = Hopeful(candidates, 1)
@@ -363,6 +377,10 @@ def test_a_solved_instance_is_recalled_and_a_damaged_one_is_not() -> None:
     assert recall_solved(ledger, candidates, EXACT) == solved
     assert recall_solved(ledger, candidates, replace(EXACT, search=replace(EXACT.search, gap=0.5))) is None
     assert recall_solved(ledger, candidates[:-1], EXACT) is None
+    memory.rates = lambda: Rates(launch_ns=1.0)  # type: ignore[method-assign]
+    assert recall_solved(ledger, candidates, EXACT) is None, "the bound is of other rates"
+    del memory.rates
+    assert recall_solved(ledger, candidates, EXACT) == solved
     memory.facts = {name: text[:-9] for name, text in memory.facts.items()}
     assert recall_solved(ledger, candidates, EXACT) is None
 

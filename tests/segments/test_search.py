@@ -38,6 +38,7 @@ from korch.segments.block_task import BlockTask, prepare, prepare_all
 from korch.segments.explore import BATCH_SECONDS
 from korch.segments.join import Joined, join, with_constants_of
 from korch.segments.search import Outcome, Segmented, search_segments
+from korch.segments.trace import SearchTrace
 from korch.segments.with_alternatives import split_segments
 from korch.system.deadline import Deadline
 from tests.partition_oracle import FakeMeter, run_steps
@@ -138,6 +139,26 @@ class Calibrated(FakeMeter):
 
     def tails(self) -> dict[str, ScoreTail]:
         return dict.fromkeys(("generated", "linear"), ScoreTail(10_000, (0.0,) * 41))
+
+
+def test_bounds_of_other_blocks_are_proven_again_when_costs_fall() -> None:
+    graph = random_graph(np.random.default_rng(0), primitives=12, linear=True)
+    tasks = search(graph, 5, FakeMeter())[2]
+    meter = cast(Any, FakeMeter())
+    ledger = Ledger(meter, OPTIONS.search)
+    trace = SearchTrace({})
+    blocks = block_search.BlockSearch(tasks, ledger, OPTIONS, Deadline(), block_search.unheard, trace)
+    blocks.find_first()
+    before = [one.result.certificate.bound_ns for one in blocks.planned]
+    for key, record in meter.records.items():
+        meter.records[key] = replace(record, time_ns=record.time_ns // 10)
+    meter.bound_ns = lambda candidate: 1
+    ledger.confirm([c for task in tasks for c in task.candidates if c.key in meter.records])
+    ledger.correct([])
+    blocks.refine({})
+    assert len(before) > 1 and ledger.corrections > 0
+    for one, bound_ns in zip(blocks.planned, before, strict=True):
+        assert one.result.certificate.bound_ns <= one.objective_ns < bound_ns
 
 
 def test_segments_have_a_calibrated_bound_above_the_hard_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -283,7 +283,8 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             share_s = CALIBRATION_SHARE * max(0.0, (budget_s or 0.0) - UNCALIBRATED_S)
             limit_s = None if budget_s is None else min(CALIBRATION_LIMIT_S, share_s)
             end = Deadline.after(limit_s, time.monotonic())
-            known = calibrate(self.target, self.builder, end)
+            found = calibrate(self.target, self.builder, end)
+            known = Calibration.from_text(found.to_text())  # what later searches read
             self.has_brief_rates = end.is_over
         if not self.has_brief_rates:
             self.database.put_fact(FACT, known.to_text())

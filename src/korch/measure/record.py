@@ -90,7 +90,7 @@ def retried(record: Record) -> Record:
 
 
 def confirmed(first: Measured, again: Record) -> Record:
-    """Return the combination of two measurements: the longer time, so that costs only rise.
+    """Return the combination of two measurements: the longer time, so that costs rise, except after a disturbance.
 
     If only one of them is undisturbed, that one is used.
     """

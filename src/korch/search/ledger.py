@@ -28,14 +28,14 @@ from korch.errors import InfeasibleError, OptionError, ReplayError
 from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.measure.meter import NEVER, AnyMeter
 from korch.measure.record import Failed, Measured, Record, from_text, to_text
-from korch.records import plain, read_record
+from korch.records import plain, read_record, to_json
 from korch.search.estimate import Experience
 from korch.system.deadline import Deadline
 from korch.system.files import open_file
 
 T = TypeVar("T")
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 class SolveLimits(TypedDict, total=False):
@@ -56,7 +56,8 @@ class Ledger:
     Attributes:
         records: the last measurement or failure of each candidate, by key.
         experience: ratios of measured times to guesses, from which estimates are computed.
-        corrections: how often bounds were corrected.
+        corrections: how often bounds were corrected, or a second measurement was shorter than the first. A bound of
+            plans' costs holds only until then.
         spent_s: the seconds that answers took, by the kind of question.
         is_replayed: whether the answers come from a file.
     """
@@ -234,7 +235,7 @@ class Ledger:
         self._take("build", candidates, lambda: self.meter.refused(candidates))
 
     def confirm(self, candidates: Sequence[Candidate], deadline: Deadline = NEVER) -> None:
-        """Time candidates again that were timed once; the longer of the two times is recorded."""
+        """Time candidates again that were timed once; the longer of two undisturbed times is recorded."""
         self._take("confirm", candidates, lambda: self.meter.confirm(candidates, deadline))
 
     def _take(self, kind: str, candidates: Sequence[Candidate], ask: Callable[[], Sequence[Record | None]]) -> None:
@@ -245,7 +246,10 @@ class Ledger:
             keys = [c.key for c in candidates]
             for key, text in zip(keys, self.answer(kind, keys, texts), strict=True):
                 if text is not None:
-                    self.records[key] = from_text(text)
+                    record, first = from_text(text), self.records.get(key)
+                    if isinstance(record, Measured) and isinstance(first, Measured) and record.time_ns < first.time_ns:
+                        self.corrections += 1
+                    self.records[key] = record
 
     def correct(self, candidates: Sequence[Candidate]) -> None:
         """Lower the meter's bounds so that they hold for the measured times of some candidates."""
@@ -254,6 +258,10 @@ class Ledger:
         self.corrections += 1
         self._bounds_ns.clear()
         self._predictions.clear()
+
+    def rates(self) -> str:
+        """Return a digest of the rates from which bounds are computed."""
+        return self.answer("rates", (), lambda: hashlib.sha256(to_json(self.meter.rates()).encode()).hexdigest()[:12])
 
     def compile_s(self, candidates: Sequence[Candidate]) -> float:
         """Return the predicted seconds to compile the candidates that are not compiled yet."""

@@ -87,7 +87,7 @@ class Search:
 
     @property
     def bound_ns(self) -> int:
-        """The proven lower bound of all plans' costs; 0 if candidates' bounds were corrected since it was proven."""
+        """The proven lower bound of all plans' costs; 0 if candidates' costs have fallen since it was proven."""
         bound_ns, corrections = self._proven
         return bound_ns if corrections == self.ledger.corrections else 0
 
@@ -291,9 +291,9 @@ class Search:
             self.tried.clear()
 
     def revise(self, found: Orchestration) -> Orchestration:
-        """Return the best plan now that some of a result's kernels were measured again.
+        """Return the best plan now that kernels were measured again, or that their bounds were corrected.
 
-        Costs have only risen, so the proven bound still holds, but another plan may now be better.
+        If costs have only risen, the proven bound still holds, but another plan may now be better.
 
         `found`: the result of this search, or of the search in an earlier run.
 
@@ -306,7 +306,10 @@ class Search:
         self._combined = frozenset()
         self.combine_measured()
         self._find_any()
-        self.bound_ns = max(self.bound_ns, found.certificate.bound_ns)
+        proven_ns = found.certificate.bound_ns
+        if found.corrections != self.ledger.corrections:
+            proven_ns, _ = self.questions.relax(price(self.ledger, self.candidates).costs_ns, LEAST_PROOF_SECONDS)
+        self.bound_ns = max(self.bound_ns, proven_ns)
         return self._result(found.stopped_by_budget)
 
     def end(self) -> Orchestration:
@@ -374,4 +377,5 @@ class Search:
             distinct_measured=distinct_measured(self.ledger, self.candidates),
             failed=len(prices.failed),
             stopped_by_budget=stopped,
+            corrections=self.ledger.corrections,
         )

@@ -23,7 +23,7 @@ from korch.search.tried import distinct_measured
 
 logger = logging.getLogger("korch.orchestrate")
 
-SCHEMA = 4
+SCHEMA = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def keep_solved(
     number = {id(candidate): i for i, candidate in enumerate(candidates)}
     plans = {name: [number[id(c)] for c in steps] for name, steps in solved.plans.items()}
     found = {entry.name: getattr(solved.found, entry.name) for entry in fields(Orchestration)}
-    data = {**found, "steps": [number[id(c)] for c in solved.found.steps], "plans": plans}
+    data = {**found, "steps": [number[id(c)] for c in solved.found.steps], "plans": plans, "rates": ledger.rates()}
     ledger.put_fact(instance_key(candidates, options, tag), json.dumps(plain(data)))
 
 
@@ -69,6 +69,9 @@ def recall_solved(ledger: Ledger, candidates: Sequence[Candidate], options: Opti
         return None
     try:
         data: dict[str, Any] = json.loads(text)
+        if data.pop("rates") != ledger.rates():
+            return None  # bounds are others since the plan was cached
+        data["corrections"] = ledger.corrections
         steps = tuple(candidates[i] for i in data["steps"])
         plans = {name: tuple(candidates[i] for i in numbers) for name, numbers in data.pop("plans").items()}
         data["certificate"] = read_record(Certificate, data["certificate"], "certificate")

@@ -47,3 +47,4 @@ class Orchestration:
     distinct_measured: int  # how many candidates have measured times; candidates with equal keys count once
     failed: int  # how many candidates failed
     stopped_by_budget: bool  # whether the search ended because no time was left
+    corrections: int = 0  # the ledger's number of corrections when the bound was proven

@@ -211,6 +211,7 @@ class BlockSearch:
                     logger.info("block %d has no plan for its interface %d", *one.key)
             _drop_programs(block)
             self.trace.record_block(b, {one.key[1]: one.found for one in block if one.found is not None})
+        self._renew()
 
     def _find_first(self, one: BlockInterface, until_s: float | None) -> None:
         if not self.options.measure:
@@ -245,6 +246,7 @@ class BlockSearch:
                 twice * REFINE_SECONDS,
                 measurements=twice * REFINE_MEASUREMENTS,
             )
+        self._renew()
 
     def confirm(self, used: Collection[BlockInterface], steps: Sequence[Candidate], deadline: Deadline) -> bool:
         """Measure the kernels of a plan again, those with the largest total time first, and revise the plans.
@@ -266,7 +268,15 @@ class BlockSearch:
             revised = search.revise(one.result)
             one.found = search.prove() if self.is_whole else revised
             self._keep(one, SearchPhase.REFINE, Solved(one.found, {}))
+        self._renew()
         return True
+
+    def _renew(self) -> None:
+        """Prove bounds again that were proven before costs fell: blocks share kernels, and the rates of the machine."""
+        for one in self.planned:
+            if one.result.corrections != self.ledger.corrections:
+                search = one.search
+                one.found, one.search = self.open(one).revise(one.result), search  # programs take much memory
 
     def tighten(self) -> None:
         """Raise the bounds of interfaces by the bounds of other interfaces of the same block.
