@@ -74,6 +74,19 @@ def test_the_least_is_announced_once(caplog: pytest.LogCaptureFixture) -> None:
     assert enough.least_s is None and len(caplog.records) == 1
 
 
+def test_a_repeated_search_is_not_in_int8(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Options] = []
+
+    def search(own: Run, watch: object) -> None:
+        seen.append(own.options)
+        raise InaccurateError(f"search {len(seen)}")
+
+    monkeypatch.setattr("korch.pipeline.optimize._run_all", search)
+    with pytest.raises(InaccurateError, match="search 2"):
+        optimize_run(Run(Options(precision="int8"), {}, untold), None)
+    assert [(own.strict, own.precision) for own in seen] == [(False, "int8"), (True, "float32")]
+
+
 def test_a_repeated_search_ends_with_the_budget_or_announces_its_least(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

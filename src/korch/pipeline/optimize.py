@@ -147,8 +147,9 @@ def optimize_run(run: Run, watch: Watch | None) -> Run:
         logger.warning("no plan is within the tolerance, so the search is repeated; with --strict it is done once")
         logger.info("%s", error)
         run.deadline.whole.least_s = None  # the rest of the budget may be too short for another search
+        precision = "float32" if run.options.precision == "int8" else run.options.precision
         again = Run(
-            replace(run.options, strict=True, error=0.0, calibrate=None),
+            replace(run.options, strict=True, error=0.0, calibrate=None, precision=precision),
             run.shapes,
             run.progress,
             run.model,
