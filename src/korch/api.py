@@ -318,9 +318,9 @@ class _Job:
     deadline: Deadline
     watch: Watch | None
 
-    def part(self, number: int, count: int, **options: Any) -> _Job:
-        """Return search `number` of `count` searches that share the time that is left."""
-        own = replace(self.options.for_search(number), **options)
+    def part(self, number: int, count: int, kind: str = "", **options: Any) -> _Job:
+        """Return search `number` of `count` searches of a kind that share the time that is left."""
+        own = replace(self.options.for_search(number, kind), **options)
         return replace(self, options=own, deadline=self.deadline.shared(count - number))
 
     def build(self, bindings: Sequence[Binding]) -> Runnable:

@@ -288,13 +288,14 @@ class Options:
         """The options without arrays, as artifacts and ledgers record them."""
         return replace(self, inputs=None) if isinstance(self.inputs, Mapping) else self
 
-    def for_search(self, number: int) -> Options:
+    def for_search(self, number: int, kind: str = "") -> Options:
         """Return the options for search `number` of several.
 
-        In all searches but the first, `.NUMBER` is appended to the name of the ledger file.
+        In all searches but the first, `.NUMBER` is appended to the name of the ledger file. Searches that consist of
+        several have a `kind`, which precedes the number, so that no two files have the same name.
         """
         named = {name: path for name in ("ledger", "replay") if (path := getattr(self, name)) is not None}
-        numbered = {name: path.with_name(f"{path.name}.{number}") for name, path in named.items() if number}
+        numbered = {name: path.with_name(f"{path.name}.{kind}{number}") for name, path in named.items() if number}
         return replace(self, **numbered)
 
 

@@ -90,6 +90,8 @@ def test_each_of_several_searches_has_a_ledger_of_its_own() -> None:
     options = Options(ledger=Path("a/search.ledger"))
     assert [options.for_search(n).ledger for n in (0, 2)] == [Path("a/search.ledger"), Path("a/search.ledger.2")]
     assert Options().for_search(2).ledger is None
+    own = [options.for_search(i, "isa").for_search(j).ledger for i in range(3) for j in range(3)]
+    assert len(set(own)) == 9 and own[0] == options.ledger
 
 
 def test_a_model_is_optimized_again_from_the_ledger(

@@ -153,7 +153,7 @@ def _build(
                 tell(Update("host", f"{engine.name} runs {node}: {reason} ({text})"))
             continue
         number = sum(isinstance(part, NativePart) for part in parts)
-        own = replace(options.for_search(number), inputs=values.given(segment.inputs))
+        own = replace(options.for_search(number, "part"), inputs=values.given(segment.inputs))
         try:
             executable = optimize_model(segment, own, None, tell, deadline.shared(left))
             left -= 1

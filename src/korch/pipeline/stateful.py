@@ -360,7 +360,7 @@ def optimize_stateful(
     # A state's memory is that of its largest size, so that all plans have the same.
     options = replace(options, search=replace(options.search, range_least=known.capacity))
     for i, (rows, source) in enumerate(sources.items()):
-        own = replace(options.for_search(i), inputs=None)
+        own = replace(options.for_search(i, "rows"), inputs=None)
         executables, ranges = plans_for_all(source, own, progress, deadline.shared(len(sources) - i), watch)
         combined.take(executables)
         del executables  # with their weights, before the next ones are made
