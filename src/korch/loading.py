@@ -38,9 +38,10 @@ def load(path: str | os.PathLike[str]) -> Runnable:
     """
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"{path!r} is not a path", expected="the name of a file that `save` or `korch optimize` wrote")
-    format_name, content = best_content(path)
+    format_name, content, absent = best_content(path)
     module, name = _CLASSES.get(format_name, _CLASSES["korch"])
     executable: Runnable = getattr(import_module(module), name).load(content)
+    executable.absent = absent
     if format_name == "korch-cuda":
         return executable
     threads = executable.threads

@@ -1,5 +1,6 @@
 """Artifacts for several instruction sets: the best one that the CPU has is loaded."""
 
+import copy
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,17 @@ def test_the_best_instruction_set_of_the_cpu_is_loaded(
         found = korch.load(path)
         assert found.plan.target["isa"] == isa
         np.testing.assert_array_equal(found(X)[0], np.maximum(X, 0) + X)
+
+
+def test_what_is_loaded_or_copied_for_one_set_is_not_saved_as_the_whole(model: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "both.korch"
+    own = korch.optimize(model, isa="generic,avx2", threads=1, measure=False, cache_folder=tmp_path / "cache")
+    own.save(path)
+    for part in (korch.load(path), copy.copy(own), copy.copy(korch.load(path))):
+        with pytest.raises(ArtifactError, match="its artifact is for generic, too"):
+            part.save(path)
+    alone = korch.optimize(model, isa="avx2", threads=1, measure=False, cache_folder=tmp_path / "cache")
+    copy.copy(alone).save(path)
 
 
 def test_a_cpu_without_any_of_them_gets_one_line(

@@ -176,7 +176,7 @@ class BackgroundExecutable:
     def __repr__(self) -> str:
         return repr(self.served)
 
-    def __reduce__(self) -> tuple[Callable[[Any], Runnable], tuple[Any]]:
+    def __reduce__(self) -> tuple[Callable[[Any], Runnable], tuple[Any], dict[str, Any]]:
         """Pickle and copy what is served."""
         return self.served.__reduce__()
 

@@ -18,16 +18,19 @@ def archive_of_isas(archives: Mapping[str, Archive]) -> Archive:
     return Archive({"format": FORMAT, "schema": SCHEMA}, members)
 
 
-def best_content(path: str | os.PathLike[str]) -> tuple[str, str | os.PathLike[str] | io.BytesIO]:
-    """Return the format and the content of an artifact: of several, those of the best instruction set of this CPU.
+def best_content(path: str | os.PathLike[str]) -> tuple[str, str | os.PathLike[str] | io.BytesIO, tuple[str, ...]]:
+    """Return the format and the content of an artifact, and the instruction sets that are left out.
+
+    Of several, they are those of the best instruction set of this CPU.
 
     Raises:
         ArtifactError: the file can't be read or is damaged, or this CPU has none of the instruction sets.
     """
     kind = read_format(path)
     if kind != FORMAT:
-        return kind, path
+        return kind, path, ()
     with read_archive(path, FORMAT, SCHEMA, ()) as archive:
         isas = [name.removesuffix(SUFFIX) for name in archive.namelist() if name.endswith(SUFFIX)]
-        content = archive.read(f"{best_isa(isas)}{SUFFIX}")
-    return format_in(content), io.BytesIO(content)
+        best = best_isa(isas)
+        content = archive.read(f"{best}{SUFFIX}")
+    return format_in(content), io.BytesIO(content), tuple(isa for isa in isas if isa != best)

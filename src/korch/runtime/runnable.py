@@ -107,9 +107,11 @@ class Runnable(ABC):
     Attributes:
         others: the executables for other instruction sets, and this one, that `save` writes to the same file, by
             instruction set; empty if there is only this one.
+        absent: the instruction sets whose executables were in the same file, and were not loaded.
     """
 
     others: Mapping[str, Runnable] = MappingProxyType({})
+    absent: tuple[str, ...] = ()
 
     @property
     @abstractmethod
@@ -319,13 +321,19 @@ class Runnable(ABC):
         return self._whole().to_bytes()
 
     def _whole(self) -> Archive:
+        if self.absent:
+            raise ArtifactError(
+                f"the executable is for this CPU; its artifact is for {', '.join(self.absent)}, too",
+                hint="Copy the artifact's file, or save what `korch.optimize` returned",
+            )
         if not self.others:
             return self.archive()
         return archive_of_isas({isa: one.archive() for isa, one in self.others.items()})
 
-    def __reduce__(self) -> tuple[Callable[[Any], Runnable], tuple[io.BytesIO]]:
+    def __reduce__(self) -> tuple[Callable[[Any], Runnable], tuple[io.BytesIO], dict[str, Any]]:
         """Pickle and copy it as the bytes of its artifact; a copy has its own memory."""
-        return type(self).load, (io.BytesIO(self.archive().to_bytes()),)
+        absent = self.absent or tuple(isa for isa, one in self.others.items() if one is not self)
+        return type(self).load, (io.BytesIO(self.archive().to_bytes()),), {"absent": absent}
 
 
 class PlanExecutable(Runnable):

@@ -165,7 +165,7 @@ def weight_chunks(weights: Weights, places: Sequence[Sequence[int]]) -> Iterator
 
 def _read(path: str | os.PathLike[str]) -> tuple[Sequence[Artifact], Shared, bytes]:
     """Return the plans, what they share, and the numbers that say how they serve sizes."""
-    kind, content = best_content(path)
+    kind, content, _ = best_content(path)
     served: tuple[tuple[type[shaped.ShapedExecutable], Callable[..., bytes]], ...] = (
         (shaped.ShapedExecutable, sizes_of_plans),
         (ranged.RangedExecutable, sizes_of_plans),
