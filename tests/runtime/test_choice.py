@@ -35,6 +35,11 @@ def test_the_cheapest_plan_that_is_large_enough_is_taken(monkeypatch, most: int)
     assert taken == {0, 1, 2}
 
 
+def test_a_plan_without_costs_is_not_the_cheapest_everywhere() -> None:
+    found = PlanChoice(DIMENSIONS, [plan((4, 16), (5.0, 1.0, 1)), plan((9, 40))])
+    assert [found.number(sizes) for sizes in ((4, 16), (5, 16), (4, 17))] == [0, 1, 1]
+
+
 def test_without_costs_the_first_plan_that_is_large_enough_is_taken() -> None:
     found = PlanChoice(DIMENSIONS, [plan((4, 16)), plan((9, 40))])
     assert [found.number(sizes) for sizes in ((4, 16), (5, 16), (4, 17))] == [0, 1, 1]

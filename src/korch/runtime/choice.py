@@ -38,7 +38,7 @@ class PlanChoice:
         self._has_table = math.prod(self._counts) <= MOST_ENTRIES and len(plans) <= MOST_PLANS
 
     def number(self, sizes: Sizes) -> int:
-        """Return the index of the cheapest plan for some sizes; without costs, of the first plan that serves them.
+        """Return the index of the cheapest plan for some sizes; if a plan for them has no costs, of the first one.
 
         At a size at which the plans' kernels were measured, it is not a plan whose sum there exceeds the least one
         by more than a factor of `MOST`.
@@ -99,7 +99,11 @@ class PlanChoice:
         return min(sums, key=sums.__getitem__) if is_worse else number
 
     def _best(self, sizes: Sequence[Integers]) -> Integers:
-        return np.asarray(np.argmin([self._costs(plan, sizes) for plan in self._plans], axis=0))
+        costs = np.array([self._costs(plan, sizes) for plan in self._plans])
+        without = costs[np.array([not plan.costs for plan in self._plans])]
+        at = (without < math.inf).any(axis=0)  # one that serves the size can't be compared with the others
+        costs[:, at] = np.where(costs[:, at] < math.inf, 0.0, math.inf)
+        return np.asarray(np.argmin(costs, axis=0))
 
     def _costs(self, plan: RangePlan, sizes: Sequence[Integers]) -> Matrix:
         """Return the cost of a plan at each of some sizes; infinity where the plan does not serve the size."""
