@@ -1,5 +1,6 @@
 """Sessions of a model with states: results are those of the model, whatever rows are run together."""
 
+import copy
 import pickle
 import re
 import subprocess
@@ -344,7 +345,7 @@ def test_truncated_and_forked_sessions_are_those_of_a_fresh_run(executable) -> N
 def test_a_fork_shares_memory_until_one_of_them_changes(executable) -> None:
     session = executable.session()
     run_all(session, tokens(3))
-    branch = session.fork()
+    branch = copy.copy(session)
     assert branch._memory is session._memory
     run_all(branch, tokens(1))
     assert branch._memory is not session._memory

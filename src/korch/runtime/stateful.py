@@ -304,6 +304,8 @@ class Session:
         self._memory.users.add(found)
         return found
 
+    __copy__ = fork
+
     def states(self) -> list[Array]:
         """Return a copy of the rows of each state, in the order and the types of the model's states."""
         return self.executable.described.restored(self.views(self.length))
