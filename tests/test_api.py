@@ -247,3 +247,12 @@ def test_an_executable_with_parts_on_the_host_takes_arrays_as_others_do(cache_fo
         assert str(caught.value) == text
     with pytest.raises(InputError, match="the feeds are of type list; expected a dict"):
         executable.run(None, [array])
+
+
+def test_sizes_that_are_assumed_are_fixed_with_an_error_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: list[Any] = []
+    monkeypatch.setattr("korch.api._Job._bound", lambda self, bindings: bound.extend(bindings))
+    model = parsed("(float[n,6] x) => (float[n,6] y) { y = Relu(x) }")
+    for error in (0.0, 1e-2):
+        korch.optimize(model, error=error, progress=False)
+    assert isinstance(bound[0]["n"][0], range) and isinstance(bound[1]["n"][0], int)

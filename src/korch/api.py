@@ -359,7 +359,7 @@ class _Job:
         try:
             if not sizes:
                 return self._bound([binding])
-            if not self.options.is_cuda:
+            if not (self.options.is_cuda or self.options.error):
                 logger.warning("%s", assumed_text(sizes))
                 return self._bound([{**binding, **sizes}])
         except (UnsupportedError, ModelError) as error:
