@@ -111,7 +111,7 @@ def test_files_are_merged(tmp_path: Path) -> None:
 
 def test_old_records_are_removed(tmp_path: Path) -> None:
     folder = filled(tmp_path, "xyz")
-    assert prune(folder, 1.0, None) == 0
+    assert prune(folder, 1.0, None) == prune(folder, 1e30, None) == 0
     assert prune(folder, None, 1 << 30) == 0
     with closing(Database(folder, "")) as database:
         database.add([("records", "here", "old", "0 {}", 1000)])

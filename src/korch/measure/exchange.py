@@ -133,7 +133,7 @@ def prune(folder: Path, days: float | None, most_bytes: int | None) -> int:
     with closing(Database(folder, "")) as database:
         removed = 0
         if days is not None:
-            removed += database.remove_before(int(time.time() - 86400 * days))
+            removed += database.remove_before(max(0, int(time.time() - 86400 * days)))
         while most_bytes is not None and database.path.exists() and database.path.stat().st_size > most_bytes:
             times = sorted(at for table in TABLES[1:] for (at,) in database.rows(f"SELECT at FROM {table}"))
             found = database.remove_before(times[len(times) // 4] + 1) if times else 0
