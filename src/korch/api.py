@@ -285,7 +285,7 @@ def build(
     if len(options.isas) == 1:
         return job.build(bindings)
     count = len(options.isas)
-    found = {isa: job.part(i, count, isa=isa).build(bindings) for i, isa in enumerate(options.isas)}
+    found = {isa: job.part(i, count, "isa", isa=isa).build(bindings) for i, isa in enumerate(options.isas)}
     best = found[best_isa(found)]
     best.others = found
     return best
