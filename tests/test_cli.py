@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import pytest
 from benchmarks.models import build
 from korch.cli import main
 from korch.cli.parser import PRINTED
+from korch.cli.select import sizes_of
 from korch.cli.shapes import parse_shapes
 from korch.errors import OptionError
 from korch.limits import SearchLimits
@@ -28,6 +30,7 @@ from korch.loading import load
 from korch.measure.record import from_text
 from korch.options import Options
 from korch.pipeline import STAGES
+from korch.ranges.form import Dimension
 from korch.report.progress import STAGES as SHOWN
 from korch.runtime.executable import Executable
 from korch.runtime.text import counted
@@ -526,6 +529,14 @@ def test_a_stage_without_enough_memory_is_named(
 ) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise MemoryError("no 6 GiB")
+@pytest.mark.parametrize("shapes", [{"n": (5, 7)}, {"n": (5,), "m": (1,)}])
+def test_a_size_of_a_range_is_one_number_of_a_known_name(shapes: dict[str, tuple[int, ...]]) -> None:
+    ranged: Any = SimpleNamespace(ranges=SimpleNamespace(dimensions=(Dimension("n", None, 1, 512),)))
+    assert sizes_of(ranged, {"n": (5,)}) == (5,)
+    with pytest.raises(OptionError, match="option --shape"):
+        sizes_of(ranged, shapes)
+
+
 
     monkeypatch.setattr("korch.validation.standard.Standard", fail)
     assert main(["optimize", str(folder / "mlp.onnx"), "-o", str(folder / "never.korch")]) == 1

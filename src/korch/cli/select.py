@@ -105,13 +105,16 @@ def sizes_of(executable: RangedExecutable, shapes: Shapes) -> tuple[int, ...]:
     """Return the size of each dimension of an executable for ranges, in steps, as given by shapes.
 
     Raises:
-        OptionError: the shapes do not give a size for a dimension, or one that is out of its range.
+        OptionError: the shapes do not give a size for a dimension, or one that is out of its range, or are for others.
     """
+    names = {dimension.name: None for dimension in executable.ranges.dimensions}
+    if unknown := shapes.keys() - names.keys():
+        raise OptionError(f"{min(unknown)!r} has no range", "option --shape", " and ".join(names))
     sizes = []
     for dimension in executable.ranges.dimensions:
         shape = shapes.get(dimension.name, ())
         axis = dimension.axis or 0
-        size = shape[axis] if axis < len(shape) else -1
+        size = shape[axis] if axis < len(shape) and (dimension.axis is not None or len(shape) == 1) else -1
         steps = dimension.steps_of(size)
         if steps is None:
             raise OptionError(
