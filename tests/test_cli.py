@@ -48,6 +48,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(made / "several.npz", a=np.zeros(2))
     np.save(made / "shape.npy", np.zeros((2, 16), np.float32))
     np.save(made / "type.npy", np.zeros((1, 16), np.float64))
+    np.save(made / "type=.npy", np.zeros((1, 16), np.float64))
+    (made / "kernels-0.sqlite").write_bytes(b"")
     (made / "cut.npy").write_bytes((made / "shape.npy").read_bytes()[:-8])
     with (made / "huge.npy").open("wb") as stream:
         header = {"descr": "<f4", "fortran_order": False, "shape": (1 << 56,)}
@@ -112,7 +114,7 @@ def test_run_and_explain(artifact: Path, tmp_path: Path, capsys: Capture, monkey
     assert main(["explain", str(artifact), "--no-run", "--onnx", str(both[0]), "--html", str(both[1])]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(": ")[0] for line in lines] == [str(path) for path in both if path.stat().st_size > 0]
-    assert main(["explain", str(artifact), "--json"]) == 0
+    assert main(["explain", str(artifact), "--json", "--onnx", str(both[0])]) == 0
     assert json.loads(capsys.readouterr().out)["steps"]
 
 
@@ -381,6 +383,16 @@ $ optimize {mlp} -o {folder}
 option --output: {folder} is a folder; expected the name of a file
 $ optimize {mlp} -o {folder}/../{name}/mlp.onnx
 option --output: {folder}/../{name}/mlp.onnx is read, too: it would be overwritten; expected another file
+$ optimize {mlp} -o {folder}/shape.npy --inputs {folder}/shape.npy
+option --output: {folder}/shape.npy is read, too: it would be overwritten; expected another file
+$ run {artifact} --input input={folder}/type=.npy --output {folder}/type=.npy
+option --output: {folder}/type=.npy is read, too: it would be overwritten; expected another file
+$ explain {artifact} --html {out} --onnx {out}
+option --onnx: {out} is the page, too; expected another file
+$ measure {folder}/text.onnx -o {folder}/text.onnx
+option --output: {folder}/text.onnx is read, too: it would be overwritten; expected another file
+$ database export {folder}/kernels-0.sqlite --cache-folder {folder}
+option FILE: {folder}/kernels-0.sqlite is read, too: it would be overwritten; expected another file
 $ optimize {mlp} -o /dev/full
 option --output: /dev/full is a pipe or a device; expected the name of a file
 $ optimize {mlp} -o {folder}/dangling
@@ -517,6 +529,14 @@ def test_flags_are_made_from_the_options(monkeypatch: pytest.MonkeyPatch, folder
     assert seen == [Options(), Options(threads=3, budget_s=2.5, strict=True, cache_folder=Path("/tmp/kc"))]
 
 
+@pytest.mark.parametrize("shapes", [{"n": (5, 7)}, {"n": (5,), "m": (1,)}])
+def test_a_size_of_a_range_is_one_number_of_a_known_name(shapes: dict[str, tuple[int, ...]]) -> None:
+    ranged: Any = SimpleNamespace(ranges=SimpleNamespace(dimensions=(Dimension("n", None, 1, 512),)))
+    assert sizes_of(ranged, {"n": (5,)}) == (5,)
+    with pytest.raises(OptionError, match="option --shape"):
+        sizes_of(ranged, shapes)
+
+
 def test_shapes_are_read() -> None:
     assert parse_shapes(["x=1x3", "a=b=2", "s="]) == {"x": (1, 3), "a=b": (2,), "s": ()}
     for text in ("x", "x=1xa", "x=1x", "=1x2", "x=-1x2"):
@@ -529,14 +549,6 @@ def test_a_stage_without_enough_memory_is_named(
 ) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise MemoryError("no 6 GiB")
-@pytest.mark.parametrize("shapes", [{"n": (5, 7)}, {"n": (5,), "m": (1,)}])
-def test_a_size_of_a_range_is_one_number_of_a_known_name(shapes: dict[str, tuple[int, ...]]) -> None:
-    ranged: Any = SimpleNamespace(ranges=SimpleNamespace(dimensions=(Dimension("n", None, 1, 512),)))
-    assert sizes_of(ranged, {"n": (5,)}) == (5,)
-    with pytest.raises(OptionError, match="option --shape"):
-        sizes_of(ranged, shapes)
-
-
 
     monkeypatch.setattr("korch.validation.standard.Standard", fail)
     assert main(["optimize", str(folder / "mlp.onnx"), "-o", str(folder / "never.korch")]) == 1

@@ -116,12 +116,13 @@ def test_a_folder_that_a_sweep_is_removing_is_not_handed_out(tmp_path: Path, mon
     os.close(descriptor)
 
 
-@pytest.mark.parametrize("option", ["model", "pipe"])
+@pytest.mark.parametrize("option", ["model", "pipe", "inputs"])
 def test_a_ledger_is_checked_before_anything_is_written(option: str, tmp_path: Path) -> None:
     model, pipe = tmp_path / "model", tmp_path / "pipe"
     model.write_bytes(b"kept")
     os.mkfifo(pipe)
-    run = Run(Options(ledger=tmp_path / option), {}, untold, model)
+    (tmp_path / "inputs").write_bytes(b"read")
+    run = Run(Options(ledger=tmp_path / option, inputs=tmp_path / "inputs"), {}, untold, model)
     with pytest.raises(OptionError, match=r"option --ledger: .* (would be overwritten|is a pipe or a device)"):
         run_until(run, "frontend")
     assert model.read_bytes() == b"kept"

@@ -284,6 +284,11 @@ class Options:
         return self.precision == "tf32"
 
     @property
+    def files(self) -> list[Path]:
+        """The files that are read, other than the model."""
+        return [path for path in (self.inputs, self.calibrate, self.replay) if isinstance(path, Path)]
+
+    @property
     def recorded(self) -> Options:
         """The options without arrays, as artifacts and ledgers record them."""
         return replace(self, inputs=None) if isinstance(self.inputs, Mapping) else self

@@ -71,7 +71,7 @@ def export(parsed: argparse.Namespace) -> int:
     """Write the database to a file."""
     from korch.measure.exchange import export_to
 
-    check_output(parsed.output, "FILE")
+    check_output(parsed.output, "FILE", [*parsed.cache_folder.glob("kernels-*")])
     with writing(parsed.output, "FILE"):
         print(f"{parsed.output}: {export_to(parsed.cache_folder, parsed.output)} entries")
     return 0

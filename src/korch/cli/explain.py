@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,8 @@ def explain(parsed: argparse.Namespace) -> int:
         if output is not None:
             read = (parsed.artifact, parsed.other, parsed.peers)
             check_output(output, option, [path for path in read if path is not None])
+    if None not in (parsed.html, parsed.onnx) and os.path.realpath(parsed.html) == os.path.realpath(parsed.onnx):
+        raise OptionError(f"{parsed.onnx} is the page, too", "option --onnx", "another file")
     executable = load(parsed.artifact)
     try:
         _show(parsed, executable)
@@ -102,12 +106,13 @@ def _write_plan_onnx(parsed: argparse.Namespace, executable: PlanExecutable) -> 
     model = plan_model(executable.plan, executable.artifact.weights.array)
     with writing(parsed.onnx, "option --onnx"):
         save_model(model, parsed.onnx)
-    print(f"{parsed.onnx}: {counted(len(model.functions), 'kernel')} as functions")
+    _tell(parsed, f"{parsed.onnx}: {counted(len(model.functions), 'kernel')} as functions")
 
 
 def _write_page(parsed: argparse.Namespace, executable: PlanExecutable) -> None:
     from korch.report.compare import read_rows
     from korch.report.page import page, page_data
+    from korch.runtime.artifact import write_file
     from korch.runtime.executable import Executable
 
     run_ns = threads = None
@@ -126,14 +131,13 @@ def _write_page(parsed: argparse.Namespace, executable: PlanExecutable) -> None:
                 expected="what `korch bench --json` prints",
             ) from error
     text = page(page_data(executable.plan, executable.report, executable.sources, run_ns, peers, threads))
-    _write_html(parsed.html, text)
+    write_file(parsed.html, lambda stream: stream.write(text.encode()))
+    _tell(parsed, f"{parsed.html}: {len(text) / 1e6:.1f} MB, open it in a browser")
 
 
-def _write_html(path: Path, text: str) -> None:
-    from korch.runtime.artifact import write_file
-
-    write_file(path, lambda stream: stream.write(text.encode()))
-    print(f"{path}: {len(text) / 1e6:.1f} MB, open it in a browser")
+def _tell(parsed: argparse.Namespace, text: str) -> None:
+    """Print what was written; not where JSON is printed."""
+    print(text, file=sys.stderr if parsed.json else sys.stdout)
 
 
 def unpack(parsed: argparse.Namespace) -> int:

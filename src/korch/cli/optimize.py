@@ -43,7 +43,7 @@ def optimize(parsed: argparse.Namespace) -> int:
         return _stop_after(parsed)
     if parsed.output is None:
         raise OptionError("there is no name for the artifact", where="option --output", expected="-o OUT.korch")
-    read = [parsed.model]
+    read = [parsed.model, *options_of(parsed).files]
     if os.path.exists(parsed.output):  # noqa: PTH110 - of any name
         from korch.frontend.tensors import data_files
 

@@ -65,6 +65,7 @@ def measure(parsed: argparse.Namespace) -> int:
     """Measure the kernels of a file of jobs."""
     from korch.cuda.measure.bulk import measure_jobs
 
+    check_output(parsed.output, "--output", [parsed.jobs])
     with writing(parsed.output, "option --output"):
         found = measure_jobs(parsed.jobs, parsed.output, parsed.seconds, lambda text: print(text, flush=True))
     print(f"{parsed.output}: {found.measured} kernels measured, {found.failed} failed, {found.left} left")

@@ -35,7 +35,7 @@ def run(parsed: argparse.Namespace) -> int:
     if parsed.repeat < 0:
         raise OptionError(f"the value {parsed.repeat} is too small", "option --repeat", "at least 0")
     if parsed.output is not None:
-        files = [Path(text.rpartition("=")[2]) for text in parsed.input]
+        files = [Path(text[i:]) for text in parsed.input for i in range(1, len(text)) if text[i - 1] == "="]
         check_output(parsed.output, "--output", [parsed.artifact, *files])
     executable = load(parsed.artifact)
     feeds = read_feeds(parsed, executable)

@@ -41,7 +41,7 @@ def run_until(
     """
     options = run.options
     if options.ledger is not None:
-        check_output(options.ledger, "--ledger", _files_of(run.model))
+        check_output(options.ledger, "--ledger", [*_files_of(run.model), *options.files])
     names = [stage.name for stage in STAGES]
     todo = [stage for stage in STAGES[names.index(first) : names.index(last) + 1] if stage.name not in skip]
     run.todo = [stage.name for stage in todo]
