@@ -1,6 +1,7 @@
 """Modules import only earlier stages of the pipeline, so that a stage can be read without later stages."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -51,10 +52,18 @@ def part_of(module: str) -> str:
     return inner if inner in RANK else folder
 
 
-def imports_of(text: str) -> set[str]:
+@cache
+def parsed(path: Path) -> tuple[set[str], list[str]]:
+    """Return the parts of korch that a source imports, and its public classes."""
+    tree = ast.parse(path.read_text("utf-8"))
+    classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    return imports_of(tree), classes
+
+
+def imports_of(tree: ast.Module) -> set[str]:
     """Return the parts of korch that a source imports, wherever in it."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "korch":
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
@@ -62,9 +71,9 @@ def imports_of(text: str) -> set[str]:
     return {part_of(name.removeprefix("korch.")) for name in found}
 
 
-def wrong_imports(own: str, text: str) -> set[str]:
+def wrong_imports(own: str, imported: set[str]) -> set[str]:
     """Return the parts that a source of the part `own` may not import."""
-    return {part for part in imports_of(text) & RANK.keys() if RANK[part] > RANK[own]}
+    return {part for part in imported & RANK.keys() if RANK[part] > RANK[own]}
 
 
 def test_imports_point_left() -> None:
@@ -74,7 +83,7 @@ def test_imports_point_left() -> None:
         if own in ("__init__", "testing", "tile"):
             continue
         parts.add(own)
-        if found := wrong_imports(own, path.read_text("utf-8")):
+        if found := wrong_imports(own, parsed(path)[0]):
             wrong[str(path.relative_to(SOURCE))] = found
     assert wrong == {}
     assert parts == RANK.keys()
@@ -92,13 +101,12 @@ def test_imports_point_left() -> None:
     ],
 )
 def test_what_points_right_is_seen(own: str, text: str, wrong: set[str]) -> None:
-    assert wrong_imports(own, text) == wrong
+    assert wrong_imports(own, imports_of(ast.parse(text))) == wrong
 
 
 def test_a_public_class_has_a_name_of_its_own() -> None:
     places: dict[str, list[str]] = {}
     for path in SOURCE.rglob("*.py"):
-        for node in ast.parse(path.read_text("utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+        for name in parsed(path)[1]:
+            places.setdefault(name, []).append(str(path.relative_to(SOURCE)))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}

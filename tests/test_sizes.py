@@ -1,7 +1,6 @@
 """Functions and files of the package stay within the limits of length and number of parameters."""
 
 import ast
-from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "korch"
@@ -21,41 +20,24 @@ MORE_PARAMETERS = {
 }
 
 
-@cache
-def functions(text: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+def functions(text: str) -> list[tuple[str, int, int]]:
+    """Return name, number of lines and number of parameters, keyword-only ones left out, of the functions."""
+    found = []
+    for f in ast.walk(ast.parse(text)):
+        if isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef):
+            names = [a.arg for a in (*f.args.posonlyargs, *f.args.args) if a.arg not in ("self", "cls")]
+            found.append((f.name, (f.end_lineno or 0) - f.lineno + 1, len(names)))
+    return found
 
 
-def long_functions(text: str) -> list[str]:
-    """Return the names of the functions in a source that have more than MOST_LINES lines."""
-    found = [(f.name, f.lineno, f.end_lineno) for f in functions(text)]
-    return [name for name, first, last in found if last is not None and last - first >= MOST_LINES]
-
-
-def functions_of_many_parameters(text: str) -> list[str]:
-    """Return the names of the functions with more than MOST_PARAMETERS parameters, keyword-only ones left out."""
-    named = [(f.name, [a.arg for a in (*f.args.posonlyargs, *f.args.args)]) for f in functions(text)]
-    return [name for name, args in named if len([a for a in args if a not in ("self", "cls")]) > MOST_PARAMETERS]
-
-
-def test_functions_have_at_most_6_parameters() -> None:
-    found = {
-        f"{path.relative_to(SOURCE)}: {name}"
+def test_functions_have_at_most_6_parameters_and_60_lines() -> None:
+    found = [
+        (f"{path.relative_to(SOURCE)}: {name}", lines, parameters)
         for path in SOURCE.rglob("*.py")
-        for name in functions_of_many_parameters(path.read_text("utf-8"))
-    }
-    assert found == MORE_PARAMETERS
-    assert functions_of_many_parameters("def f(a, b, c, d, e, f, g): ...") == ["f"]
-    assert functions_of_many_parameters("def f(self, a, b, c, d, e, f, *, g): ...") == []
-
-
-def test_functions_have_at_most_60_lines() -> None:
-    found = {
-        f"{path.relative_to(SOURCE)}: {name}"
-        for path in SOURCE.rglob("*.py")
-        for name in long_functions(path.read_text("utf-8"))
-    }
-    assert found == set()
+        for name, lines, parameters in functions(path.read_text("utf-8"))
+    ]
+    assert {name for name, _, parameters in found if parameters > MOST_PARAMETERS} == MORE_PARAMETERS
+    assert [name for name, lines, _ in found if lines > MOST_LINES] == []
 
 
 def test_files_have_at_most_500_lines() -> None:
@@ -63,6 +45,6 @@ def test_files_have_at_most_500_lines() -> None:
     assert [path.name for path in paths if len(path.read_text("utf-8").splitlines()) > MOST_LINES_OF_A_FILE] == []
 
 
-def test_a_long_function_is_found() -> None:
-    assert long_functions("def f():\n" + "    x = 1\n" * MOST_LINES) == ["f"]
-    assert long_functions("def f():\n" + "    x = 1\n" * (MOST_LINES - 1)) == []
+def test_lines_and_parameters_are_counted() -> None:
+    assert functions("def f(a, /, b, *, g):\n" + "    x = 1\n" * MOST_LINES) == [("f", MOST_LINES + 1, 2)]
+    assert functions("class A:\n    async def f(self, a): ...") == [("f", 1, 1)]

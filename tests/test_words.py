@@ -16,12 +16,11 @@ NOT_CLEAN_YET: set[str] = set()
 
 
 @cache
-def rejected() -> re.Pattern[str]:
-    """Return a pattern of the left column of the glossary's table of words."""
+def rejected(gap: str = r"\s+(?:\S+\s+){0,4}") -> re.Pattern[str]:
+    """Return a pattern of the left column of the glossary's table of words, with what "..." stands for."""
     table = (ROOT / "docs" / "glossary.md").read_text("utf-8").partition("## Words to avoid")[2]
     cells = re.findall(r"^\| (.+?) \|", table, re.MULTILINE)[1:]
     terms = [term for cell in cells for term in cell.split(", ")]
-    gap = r"\s+(?:\S+\s+){0,4}"
     patterns = [
         gap.join(r"\s+".join(map(re.escape, part.split())) + r"(?:s|d|es|ed|ing)?" for part in term.split("..."))
         for term in terms
@@ -59,6 +58,8 @@ def text_of_page(source: str) -> Iterator[tuple[int, str]]:
 def found_in(path: Path) -> list[str]:
     """Return the rejected words of a file, each with its line."""
     source = path.read_text("utf-8")
+    if not rejected(r"\s(?s:.*)").search(source):
+        return []  # as in most files, whose code need not be told from text
     texts = {".py": texts_of_python, ".h": texts_of_cpp, ".md": text_of_page}[path.suffix]
     return [
         f"{path.relative_to(ROOT)}:{line + text[: match.start()].count(chr(10))}: {match[0]!r}"
