@@ -61,6 +61,28 @@ def before(constant: str, op: str, padding: int) -> str:
     )
 
 
+def of_tiny_weights(text: str) -> str:
+    return text.replace("f64", "f32").replace("digest=1f", "uniform=1e-25")
+
+
+OUT_OF_RANGE = [
+    ("f32", "mul", "1e30", "mul"),
+    ("f32", "mul", "1e-30", "mul"),
+    ("f32", "div", "1e-25", "div"),
+    ("f32", "add", "1e38", "mul"),
+    ("f16", "mul", "300.0", "mul"),
+    ("f64", "mul", "1e-200", "mul"),
+    ("f64", "mul", "'inf'", "mul"),
+]
+"""Two steps by one number of which one scale and shift would overflow or underflow."""
+
+
+def step_twice(dtype: str, first: str, number: str, second: str) -> str:
+    kind = f"{dtype}[2,3]"
+    lines = (f"constant {{uniform={number}}}", f"{first}(%0, %1)", f"{second}(%2, %1)")
+    return unary(kind, *(f"{kind} = {line}" for line in lines))
+
+
 def pool(k: int, p: int, x: str = "f64[1,2,9,9]", more: str = "", **attributes: object) -> str:
     text = window(**{"kernel": (k, k), "pads_begin": (p, p), "pads_end": (p, p), **attributes})
     return f"pool_max(%0) {{{text}}}"
@@ -404,10 +426,7 @@ REFUSES: dict[str, tuple[tuple[str, str], ...]] = {
             "the chain continues",
             unary("f64[2,3]", "f64[2,3] = constant {uniform=2.0}", "f64[2,3] = mul(%0, %1)", "f64[2,3] = neg(%2)"),
         ),
-        (
-            "a scale or shift is not finite",
-            unary("f64[2,3]", "f64[2,3] = constant {uniform='inf'}", "f64[2,3] = mul(%0, %1)"),
-        ),
+        *(("no fewer steps", step_twice(*steps)) for steps in OUT_OF_RANGE),
         (
             "no fewer steps",
             unary("f64[2,3]", "f64[2,3] = constant {uniform=2.0}", "f64[2,3] = mul(%0, %1)", "f64[2,3] = add(%2, %1)"),
@@ -578,8 +597,9 @@ REFUSES: dict[str, tuple[tuple[str, str], ...]] = {
                 "f64[1,4,3,3] = mul(%2, %4)",
             ),
         ),
-        ("a weight is not finite", after("uniform='inf'", "mul")),
-        ("a weight is not finite", after("uniform=0.0", "div")),
+        ("weights overflow or underflow", after("uniform='inf'", "mul")),
+        ("weights overflow or underflow", after("uniform=0.0", "div")),
+        ("weights overflow or underflow", of_tiny_weights(after("uniform=1e-25", "mul"))),
     ),
     "affine-folds-into-linear-after-it": (
         ("the shift comes before zero pads", before("uniform=3.0", "add", 1)),
@@ -604,8 +624,9 @@ REFUSES: dict[str, tuple[tuple[str, str], ...]] = {
                 "f64[2,3,2] = matmul(%2, %3)",
             ),
         ),
-        ("a weight is not finite", before("uniform='nan'", "mul", 0)),
-        ("a weight is not finite", before("uniform='inf'", "add", 0)),
+        ("weights overflow or underflow", before("uniform='nan'", "mul", 0)),
+        ("weights overflow or underflow", of_tiny_weights(before("uniform=1e-25", "mul", 0))),
+        ("a shift is not finite", before("uniform='inf'", "add", 0)),
         (
             "a shift is not finite",
             unary(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from korch.equivalence.rule import View
+from korch.equivalence.rule import View, is_finite_in, underflows
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
 
@@ -56,11 +56,6 @@ class AffineChain:
     def has_shift(self) -> bool:
         """Whether the shift differs from -0: only x + -0 is x for zeros of both signs."""
         return not bool(np.all((self.shift == 0) & np.signbit(self.shift)))
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether scale and shift contain no infinity and no NaN."""
-        return bool(np.isfinite(self.scale).all() and np.isfinite(self.shift).all())
 
 
 def axis_constant(view: View, value: int) -> AxisConstant | None:
@@ -115,9 +110,10 @@ def chains_from(view: View, step: AffineChain) -> list[AffineChain]:
     """Return the chains that end in a step: of one step, of two, and so on up to the longest.
 
     If a value has several affine alternatives, the walk follows the first one: the others are equal,
-    and following each would only give the same chain with other rounding errors.
+    and following each would only give the same chain with other rounding errors. A chain ends where its
+    scale or shift would overflow or its scale underflow in the type of the values, as steps apart may not.
     """
-    chains = [step]
+    chains, dtype = [step], view.type(step.base).dtype
     seen = {step.steps[0].output, step.base}
     while True:
         top = chains[-1]
@@ -133,6 +129,9 @@ def chains_from(view: View, step: AffineChain) -> list[AffineChain]:
             shift = top.scale * below.shift + top.shift if below.has_shift else top.shift
         if below.has_shift and np.any((shift == 0) & np.signbit(shift)):
             return chains  # -(x + 0), which no multiple of x and a shift is for x = -0
+        fits = is_finite_in(scale, dtype) and is_finite_in(shift, dtype)
+        if not fits or underflows(top.scale, below.scale, dtype):
+            return chains
         chains.append(AffineChain((*top.steps, *below.steps), below.base, axis, scale, shift))
         seen.add(below.base)
 

@@ -201,6 +201,19 @@ def is_finite_in(array: Array, dtype: DType) -> bool:
         return bool(np.isfinite(array.astype(dtype.numpy, copy=False)).all())
 
 
+def is_normal(array: Array, dtype: DType) -> Array:
+    """Return which elements are at least as large as the smallest normal number of `dtype`."""
+    least = {DType.F64: 2.0**-1022, DType.F16: 2.0**-14}.get(dtype, 2.0**-126)  # bfloat16 has that of float32
+    return np.asarray(np.abs(array) >= least)
+
+
+def underflows(a: Array, b: Array, dtype: DType) -> bool:
+    """Return whether an element of a * b is too small to be normal, and smaller than both factors."""
+    with np.errstate(all="ignore"):
+        product = a * b
+        return bool(np.any(~is_normal(product, dtype) & (np.abs(product) < np.minimum(np.abs(a), np.abs(b)))))
+
+
 Write = Callable[[Writer], int]
 """Writes the right side of a rule, and returns the value that equals the root's."""
 

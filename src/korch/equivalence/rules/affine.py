@@ -6,11 +6,9 @@ from functools import partial
 import numpy as np
 
 from korch.equivalence.affine_chains import STEPS, AffineChain, affine_step, chains_from, goes_on
-from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Write, Writer
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Write, Writer, is_normal
 from korch.primitive.graph import Primitive
-from korch.primitive.op import Array
 from korch.primitive.ops.reduce import BroadcastAttributes
-from korch.primitive.types import DType
 
 
 def write_affine(writer: Writer, value: int, chain: AffineChain) -> int:
@@ -34,8 +32,6 @@ def _compose(view: View, chain: AffineChain) -> Write | RuleRefusal:
     root = chain.steps[0].output
     if goes_on(view, root):
         return RuleRefusal("the chain continues", root)
-    if not chain.is_finite:
-        return RuleRefusal("a scale or shift is not finite", root)
     if chain.has_scale + chain.has_shift >= len(chain.steps):
         return RuleRefusal("no fewer steps", root)
     return lambda writer: write_affine(writer, chain.base, chain)
@@ -55,7 +51,8 @@ def _multiply(exact: bool, view: View, root: Primitive) -> Write | RuleRefusal:
     divisor = elements.astype(np.float64)
     with np.errstate(all="ignore"):
         reciprocal = 1 / divisor
-    if not _is_normal(divisor, dtype) or not _is_normal(reciprocal, dtype):
+    # The reciprocals of very large numbers, and of those that are not finite, are not normal.
+    if not (is_normal(divisor, dtype) & is_normal(reciprocal, dtype)).all():
         return RuleRefusal("the divisor or its reciprocal is not a normal number", root.output)
     is_exact = bool((np.abs(np.frexp(divisor)[0]) == 0.5).all())
     if exact and not is_exact:
@@ -74,13 +71,6 @@ def _multiply(exact: bool, view: View, root: Primitive) -> Write | RuleRefusal:
         return writer.add("mul", (root.inputs[0], value))
 
     return write
-
-
-def _is_normal(array: Array, dtype: DType) -> bool:
-    # The exponent of the smallest normal number; bfloat16 has that of float32. Very large numbers need
-    # no check, because their reciprocals are not normal.
-    low = {DType.F64: -1022, DType.F16: -14}.get(dtype, -126)
-    return bool((np.isfinite(array) & (array != 0) & (np.frexp(array)[1] - 1 >= low)).all())
 
 
 WORTHWHILE_ELEMENTS = 1024

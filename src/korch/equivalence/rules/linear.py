@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from korch.equivalence.affine_chains import STEPS, AffineChain, affine_step, chains_from, goes_on, is_read_elsewhere
-from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Write, Writer, is_finite_in
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Write, Writer, is_finite_in, is_normal, underflows
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
 from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.types import DType
 
 LINEAR = ("conv", "matmul")
 
@@ -51,19 +52,22 @@ class _Channels:
         is_swapped = self.is_batched and self.weights_at == 1
         return (weights.transpose(0, 2, 1, 3) if is_swapped else weights).reshape(self.shape)
 
-    def by_out(self, vector: Array) -> Array:
-        """Return the grouped weights times a scalar, or a vector over output channels."""
-        return self._times(vector, (self.weights.shape[1], 1, 1))
-
-    def by_in(self, vector: Array) -> Array:
-        """Return the grouped weights times a scalar, or a vector over input channels."""
-        return self._times(vector, (1, self.weights.shape[2], 1))
-
-    def _times(self, vector: Array, shape: tuple[int, ...]) -> Array:
-        groups = 1 if self.is_batched else self.weights.shape[0]
-        factor = vector.reshape((groups, *shape)) if np.ndim(vector) else vector
+    def scaled(self, vector: Array, axis: int) -> Array:
+        """Return the grouped weights times a scalar, or a vector over output (`axis` 1) or input channels (2)."""
         with np.errstate(all="ignore"):
-            return np.asarray(self.weights * factor)
+            return np.asarray(self.weights * self._factor(vector, axis))
+
+    def fit(self, vector: Array, axis: int, dtype: DType) -> bool:
+        """Return whether scaled weights are finite in a type, and the largest one of each channel still normal."""
+        largest = np.abs(self.weights).max(axis=(3 - axis, 3), keepdims=True)
+        largest = np.where(is_normal(largest, dtype), largest, 0)  # other channels have lost their precision before
+        is_finite = is_finite_in(self.scaled(vector, axis), dtype)
+        return is_finite and not underflows(largest, self._factor(vector, axis), dtype)
+
+    def _factor(self, vector: Array, axis: int) -> Array:
+        groups = 1 if self.is_batched else self.weights.shape[0]
+        shape = (groups, -1, 1, 1) if axis == 1 else (groups, 1, -1, 1)
+        return vector.reshape(shape) if np.ndim(vector) else vector
 
 
 def _channels(view: View, linear: Primitive) -> _Channels | None:
@@ -127,10 +131,9 @@ def _fold_after(view: View, match: FoldMatch) -> Write | RuleRefusal:
         return RuleRefusal("the unscaled value is needed too", root)
     if chain.axis not in (None, channels.axis_out):
         return RuleRefusal("the scale is not per channel", root)
-    weights = channels.by_out(chain.scale)
-    if not (chain.is_finite and is_finite_in(weights, view.type(root).dtype)):
-        return RuleRefusal("a weight is not finite", root)
-    return _folded(channels, channels.data, weights, chain.shift if chain.has_shift else None)
+    if not channels.fit(chain.scale, 1, view.type(root).dtype):
+        return RuleRefusal("weights overflow or underflow", root)
+    return _folded(channels, channels.data, channels.scaled(chain.scale, 1), chain.shift if chain.has_shift else None)
 
 
 def _match_before(view: View, root: Primitive) -> Iterator[FoldMatch]:
@@ -163,17 +166,17 @@ def _fold_before(view: View, match: FoldMatch) -> Write | RuleRefusal:
         return RuleRefusal("the shift comes before zero pads", root)
     if chain.has_shift and channels.is_batched and channels.weights.shape[0] != 1:
         return RuleRefusal("the shift comes before batched weights", root)
-    weights, dtype = channels.by_in(chain.scale), view.type(root).dtype
-    if not (chain.is_finite and is_finite_in(weights, dtype)):
-        return RuleRefusal("a weight is not finite", root)
+    dtype = view.type(root).dtype
+    if not channels.fit(chain.scale, 2, dtype):
+        return RuleRefusal("weights overflow or underflow", root)
     shift = None
     if chain.has_shift:
-        shifts = channels.by_in(chain.shift)
+        shifts = channels.scaled(chain.shift, 2)
         with np.errstate(all="ignore"):
             shift = shifts.sum(axis=(2, 3)).reshape(-1)
         if not is_finite_in(shift, dtype):
             return RuleRefusal("a shift is not finite", root)
-    return _folded(channels, chain.base, weights, shift)
+    return _folded(channels, chain.base, channels.scaled(chain.scale, 2), shift)
 
 
 SCALE_FOLDS_INTO_LINEAR_BEFORE_IT = Rule(
