@@ -43,9 +43,11 @@ DEFINED = [
     ("Imputer", [HOLES], {"imputed_value_floats": [1.0, 2.0, 3.0], "replaced_value_float": float("nan")}),
     ("Imputer", [np.round(X)], {"imputed_value_floats": [7.0], "replaced_value_float": 0.0}),
     ("FeatureVectorizer", [ROUND, ROUND], {"inputdimensions": [2, 2]}),
+    ("FeatureVectorizer", [X, ROUND.astype(np.float32)], {"inputdimensions": [1, 4]}),
     ("OneHotEncoder", [ROUND], {"cats_int64s": [2, 0, 1]}),
     ("LabelEncoder", [ROUND], {"keys_int64s": [2, 0], "values_floats": [0.5, 1.5], "default_float": -3.0}),
     ("LabelEncoder", [ROUND], {"keys_int64s": [2, 0, -1], "values_int64s": [5, 6, 7]}),
+    ("LabelEncoder", [ROUND], {"keys_int64s": [2, 0], "values_floats": [0.0, 1.0], "default_float": 2.0}),
     ("LabelEncoder", [np.round(X)], {"keys_floats": [1.0, 0.0], "values_int64s": [5, 6], "default_int64": 8}),
 ]
 

@@ -52,7 +52,7 @@ def _affine(d: Definition, x: str, outputs: int) -> str | None:
 
 def _chosen(d: Definition, table: Array, place: str, output: str = "") -> str:
     """Return elements of a short table, each as a sum in which all others are 0."""
-    if np.array_equal(table, np.arange(len(table), dtype=np.int64)):
+    if table.dtype == np.int64 and np.array_equal(table, np.arange(len(table))):
         return d.op("Identity", place, output=output)
     axis = d.constant(np.array([-1]))
     is_place = d.op("Equal", d.op("Unsqueeze", place, axis), d.constant(np.arange(len(table))))
@@ -143,10 +143,16 @@ def _extractor(d: Definition) -> bool:
 
 
 def _features(d: Definition) -> bool:
-    names = [name for name in d.node.input if name]
-    if any(len(d.shape(name)) != 2 for name in names):
+    """Columns of all inputs, each cut or filled with zeros to its number of columns."""
+    names, counts = [name for name in d.node.input if name], d.attributes.integers("inputdimensions", ())
+    if len(counts) != len(names) or any(len(d.shape(name)) != 2 for name in names):
         return False
-    d.end(d.op("Concat", *(d.op("Cast", name, to=FLOAT) for name in names), axis=1))
+    parts = []
+    for name, count in zip(names, counts, strict=True):
+        parts.append(d.op("Cast", name, to=FLOAT))
+        if count != d.shape(name)[1]:
+            parts[-1] = d.op("Pad", parts[-1], d.constant(np.array([0, 0, 0, count - d.shape(name)[1]])))
+    d.end(d.op("Concat", *parts, axis=1))
     return True
 
 
