@@ -69,8 +69,10 @@ def _adaptive_mean(x: Any, output_size: Sequence[int]) -> Any:
 def _adaptive_max(x: Any, output_size: Sequence[int]) -> Any:
     def pool(pair: tuple[Any, Any], axis: int, start: int, n: int) -> tuple[Any, Any]:
         values, places = (side.narrow(axis, start, n) for side in pair)
-        best = values.argmax(axis, keepdim=True)
-        return values.amax(axis, keepdim=True), places.gather(axis, best)
+        most = values.amax(axis, keepdim=True)
+        first = torch.where(values == most, places, math.prod(space)).amin(axis, keepdim=True)
+        last = torch.where(torch.isnan(values), places, -1).amax(axis, keepdim=True)
+        return most, torch.where(last >= 0, last, first)  # the first of equal elements of a window, the last NaN
 
     space = x.shape[-len(output_size) :]
     places = torch.arange(math.prod(space)).reshape(space).expand(x.shape)

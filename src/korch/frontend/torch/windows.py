@@ -132,6 +132,9 @@ def _max_pool(
         inside = _windows(inside, kernel, strides, dilations).flatten(-rank)
         is_least = (flat == fill) & inside
         best = torch.where(flat.amax(-1) == fill, is_least.int().argmax(-1), best)
+    if x.is_floating_point():
+        last = torch.where(torch.isnan(flat), torch.arange(flat.shape[-1]), -1).amax(-1)
+        best = torch.where(last >= 0, last, best)  # the last NaN, the first of other equal elements
     for axis in range(rank):
         inner = math.prod(kernel[axis + 1 :])
         shape = [1] * rank
