@@ -345,10 +345,12 @@ def _bags(
     ends = torch.cat((starts[1:], starts.new_full((1,), indices.shape[0])))
     places = torch.arange(indices.shape[0])
     inside = (places >= starts[:, None]) & (places < ends[:, None])
-    if padding_idx is not None and padding_idx >= 0:
-        inside = inside & (indices != padding_idx)
+    if padding_idx is not None:
+        inside = inside & (indices != padding_idx % weight.shape[0])
     rows = weight[indices] if per_sample_weights is None else weight[indices] * per_sample_weights[:, None]
     counts = inside.sum(1, keepdim=True)
+    if include_last_offset and padding_idx is None and mode < 2 and weight.dtype is not torch.float64:
+        inside = inside & (places < offsets[-1])  # PyTorch ends the last bag here, but counts all rows after its start
     if mode == 2:
         largest = torch.where(inside[..., None], rows, -torch.inf).amax(1)
         result = torch.where(counts > 0, largest, 0.0)
