@@ -316,10 +316,7 @@ def _blocks_to_channels(x: Any, factor: int) -> Any:
 
 
 def _whole_power(x: Any, y: Any) -> Any:
-    """Integers wrap around, and have no fractions; the exporter's power is a rounded float's.
-
-    Of exponents in tensors the lowest 8 bits count: the others change only powers that wrap around.
-    """
+    """Integers wrap around, and have no fractions; the exporter's power is a rounded float's."""
     dtype = torch.result_type(x, y)
     if dtype.is_floating_point or dtype.is_complex:
         return NotImplemented
@@ -328,9 +325,13 @@ def _whole_power(x: Any, y: Any) -> Any:
         info = torch.iinfo(dtype)
         x = x if isinstance(x, torch.Tensor) else torch.full((), x, dtype=dtype)
         square, found = x, torch.ones_like(y)
-        for bit in range(8 - (info.max < 128)):
+        bits = max(3, info.bits // 2 - 2)
+        for bit in range(bits):
             found = torch.where(y & (1 << bit) != 0, found * square, found)
             square = square * square
+        # Now the square is 0, or 1 + d with d * d = 0, whose power n is 1 + n * d.
+        rest = y >> bits
+        found = found * torch.where(x & 1 != 0, 1 + rest * (square - 1), (rest == 0).to(dtype))
         of_one = torch.where(x == -1, 1 - 2 * (y & 1), (x == 1).to(dtype))
         return torch.where(y < 0, of_one, found) if info.min < 0 else found
     found = torch.ones_like(x)
