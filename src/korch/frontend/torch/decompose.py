@@ -56,8 +56,8 @@ def _attention(
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     if enable_gqa:
         key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
-    root = math.sqrt(scale)
-    scores = (query * root) @ (key.transpose(-2, -1) * root)
+    root = math.sqrt(abs(scale))
+    scores = (query * root) @ (key.transpose(-2, -1) * math.copysign(root, scale))
     if is_causal:
         attn_mask = query.new_ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
     if attn_mask is None:

@@ -104,8 +104,8 @@ def _hypot(x: Any, y: Any) -> Any:
     """The larger side is factored out, so that squares do not overflow."""
     x, y = x.abs(), y.abs()
     large, small = torch.maximum(x, y), torch.minimum(x, y)
-    ratio = torch.where((large == 0) | torch.isinf(large), 0.0, small / large)
-    return large * torch.sqrt(1 + ratio * ratio)
+    ratio = torch.where(large == 0, 0.0, small / large)
+    return torch.where(torch.isinf(x) | torch.isinf(y), torch.inf, large * torch.sqrt(1 + ratio * ratio))
 
 
 def _is_special(x: Any, *, of_integers: bool) -> Any:
@@ -231,11 +231,9 @@ def _median_of_all(x: Any) -> Any:
 def _nan_median(x: Any, dim: int, keepdim: bool = False) -> tuple[Any, ...]:
     if not x.is_floating_point():
         return _median(x, dim, keepdim)
-    is_nan = torch.isnan(x)
-    values, places = torch.sort(torch.where(is_nan, torch.inf, x), dim=dim, stable=True)
-    middle = ((~is_nan).sum(dim, keepdim=True) - 1).clamp(min=0) // 2
+    values, places = torch.sort(x, dim=dim, stable=True)
+    middle = ((~torch.isnan(x)).sum(dim, keepdim=True) - 1).clamp(min=0) // 2
     values, places = values.gather(dim, middle), places.gather(dim, middle)
-    values = torch.where(is_nan.all(dim, keepdim=True), torch.nan, values)
     return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
 
 
@@ -275,10 +273,12 @@ def _leaky(x: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = 
 
 
 def _diagonal_scatter(x: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    if not src.numel():
+        return x.clone()
     rows = x.movedim((dim1, dim2), (-2, -1))
     first, second = (torch.arange(n) for n in rows.shape[-2:])
     is_on = first[:, None] + offset == second
-    places = (first[:, None] + min(0, offset)).clamp(0, max(0, src.shape[-1] - 1)).expand(is_on.shape)
+    places = (first[:, None] + min(0, offset)).clamp(0, src.shape[-1] - 1).expand(is_on.shape)
     return torch.where(is_on, src[..., places], rows).movedim((-2, -1), (dim1, dim2))
 
 

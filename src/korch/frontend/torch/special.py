@@ -38,12 +38,14 @@ def _wide(x: Any) -> tuple[Any, Any]:
 def _log_gamma(x: Any) -> Any:
     x, dtype = _wide(x)
     z = torch.where(x < 0.5, 1 - x, x)
+    is_near = z < 100  # the product of others could overflow, and their expansion needs no steps
     factors = z
     for i in range(1, _STEPS):
         factors = factors * (z + i)
-    large = z + _STEPS
+    factors, large = torch.where(is_near, factors, 1.0), torch.where(is_near, z + _STEPS, z)
     series = (1 / 12 - (1 / 360 - 1 / (1260 * large**2)) / large**2) / large
-    found = (large - 0.5) * torch.log(large) - large + 0.5 * math.log(2 * math.pi) + series - torch.log(factors)
+    constant = 0.5 * math.log(2 * math.pi) - 0.5
+    found = (large - 0.5) * (torch.log(large) - 1) + constant + series - torch.log(factors)
     turned = math.log(math.pi) - torch.log(torch.sin(math.pi * (x - torch.floor(x + 0.5))).abs()) - found
     found = torch.where((x == 1) | (x == 2), 0.0, torch.where(x < 0.5, turned, found))
     return torch.where(torch.isinf(x), torch.inf, found).to(dtype)
