@@ -352,6 +352,14 @@ def test_nan_and_infinities_travel_as_in_onnx(op):
     assert_same(found, expected, terms=4, scale=1.0)
 
 
+@pytest.mark.parametrize("more", [{}, {"max": 0.5}])
+def test_bounds_of_early_clips_are_finite_by_default(more):
+    x, most = _floats(-np.inf, 1, np.inf, np.nan, -3), np.finfo(np.float32).max
+    graph, _ = _split(one_operator("Clip", [x], opset=10, **more))
+    wanted = [-most, 0.5, 0.5] if more else [-most, 1, most]
+    np.testing.assert_array_equal(run(graph, {"x0": x})["y0"], [*wanted, np.nan, -3])
+
+
 def test_an_element_of_a_transposed_convolution_has_no_products_but_its_own():
     """With stride 2, a window of three taps has one or two of them: no product of zero and infinity is added."""
     inputs = [np.array([[[np.inf, 1, np.nan, 2]]], np.float32), np.ones((1, 1, 3), np.float32)]

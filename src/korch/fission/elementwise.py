@@ -10,6 +10,8 @@ from korch.primitive.ops.elementwise import ONNX_NAMES
 from korch.primitive.types import DType, ValueType
 from korch.primitive.verbs import lit
 
+LARGEST = float(np.finfo(np.float32).max)
+
 
 def _direct(op: str, swap: bool = False) -> Build:
     """Build the primitive `op` from the operator's inputs."""
@@ -74,7 +76,9 @@ def _clip(c: Context) -> Result:
     x = c.input(0)
     if c.version < 11:
         scalar, known = ValueType((), c.dtype(x)), c.attributes
-        bounds = [c.full(known.number(name), scalar) if name in known else None for name in ("min", "max")]
+        least = -np.inf if scalar.dtype is DType.F16 else -LARGEST  # all numbers of float16 are less
+        ends = (known.number("min", least), -np.inf), (known.number("max", -least), np.inf)
+        bounds = [None if number == none else c.full(number, scalar) for number, none in ends]
     else:
         bounds = [c.optional(1), c.optional(2)]
     if bounds[0] is not None:
