@@ -117,6 +117,7 @@ CASES = [
     ("GlobalMaxPool", ["f32[1,3,5]"], {}, 17, {}),
     ("GlobalLpPool", [X4], {}, 17, {}),
     ("GlobalLpPool", ["f32[1,3,5]"], {}, 17, {"p": 1}),
+    ("GlobalLpPool", [X4], {}, 17, {"p": 3}),
     # linear
     (
         "Conv",

@@ -12,7 +12,7 @@ from korch.fission.window import Window, reach, window_of
 from korch.primitive.op import Array
 from korch.primitive.ops.reduce import PoolAttributes
 from korch.primitive.types import ValueId
-from korch.primitive.verbs import Shape
+from korch.primitive.verbs import Shape, lit
 
 
 def _pool(c: Context, op: str, value: ValueId, window: Window) -> ValueId:
@@ -79,15 +79,21 @@ def _window_counts(window: Window, sizes: Shape, counts: Shape, include_pads: bo
 
 
 def _lp_norm(c: Context, total_of: Callable[[ValueId], ValueId]) -> ValueId:
-    """Return (Σ |x|^p)^(1/p) for p = 1 or 2, where `total_of` emits the sums."""
+    """Return (Σ |x|^p)^(1/p), where `total_of` emits the sums."""
     x, power = c.input(0), c.attributes.integer("p", 2)
-    if power not in (1, 2):
+    if power < 1:
         raise NotSplitError(f"the norm p = {power}")
-    total = total_of(c.elementwise("abs", x) if power == 1 else c.elementwise("mul", x, x))
-    return total if power == 1 else c.elementwise("sqrt", total)
+    if power == 2:
+        return c.elementwise("sqrt", total_of(c.elementwise("mul", x, x)))
+    size = c.elementwise("abs", x)
+    if power == 1:
+        return total_of(size)
+    return c.elementwise("pow", total_of(c.elementwise("pow", size, lit(power))), lit(1 / power))
 
 
 def _lp_pool(c: Context) -> Result:
+    if c.attributes.integer("p", 2) > 2:
+        raise NotSplitError("a library has pools of other norms than p = 1 and p = 2")
     return _lp_norm(c, lambda powers: _pool(c, "pool_sum", powers, _window(c)))
 
 
