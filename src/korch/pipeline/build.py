@@ -4,7 +4,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from korch.backend import maker
 from korch.binary_program.problem import Status
@@ -27,7 +26,6 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.ranges.masked import Masked
 from korch.report.rivals import grouping_rows, rivals_of
-from korch.runtime.build import model_record
 from korch.runtime.executable import Executable
 from korch.runtime.padding import OutputCut, padded_inputs
 from korch.runtime.record import ModelRecord
@@ -111,8 +109,7 @@ def build_plans(run: Run, results: StageResults) -> Built:
 
 def described_model(run: Run, results: StageResults) -> ModelRecord:
     """Return the record of the model that a plan is for."""
-    model = model_record(run.model) if isinstance(run.model, str | Path) else ModelRecord()
-    model = model.with_defaults(results["frontend"].defaults)
+    model = run.record().with_defaults(results["frontend"].defaults)
     return replace(model, limits=_limits(run, results["frontend"]))
 
 

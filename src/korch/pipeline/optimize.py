@@ -45,6 +45,8 @@ def run_until(
     names = [stage.name for stage in STAGES]
     todo = [stage for stage in STAGES[names.index(first) : names.index(last) + 1] if stage.name not in skip]
     run.todo = [stage.name for stage in todo]
+    if "build" in run.todo:
+        _ = run.record  # begins to read the file
     for stage in todo:
         with run.stage(stage.name), _damaged_ledgers(options.replay):
             run.results.update(stage.run(run, run.results))

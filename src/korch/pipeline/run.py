@@ -4,9 +4,11 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 from korch.candidate.candidate import Candidate
 from korch.errors import KorchError
@@ -20,6 +22,8 @@ from korch.primitive.dispute import Disputes, noted_disputes
 from korch.primitive.graph import PrimitiveGraph
 from korch.ranges.masked import Masked
 from korch.report.progress import Progress, Update
+from korch.runtime.build import model_record
+from korch.runtime.record import ModelRecord
 from korch.search.ledger import Ledger
 from korch.search.result import Round
 from korch.system.cores import idle_seconds, usable_cores
@@ -109,6 +113,16 @@ class Run:
     def deadline(self) -> Deadline:
         """The time at which the artifact must be on disk."""
         return self.given or Deadline.after(self.options.budget_s, self.started_s)
+
+    @cached_property
+    def record(self) -> Callable[[], ModelRecord]:
+        """Returns the record of the model; from the first use on, its file is hashed beside the stages."""
+        if not isinstance(self.model, str | Path):
+            return ModelRecord
+        pool = ThreadPoolExecutor(1)
+        found = pool.submit(model_record, self.model)
+        pool.shutdown(wait=False)
+        return found.result
 
     @property
     def least_s(self) -> float | None:

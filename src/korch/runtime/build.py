@@ -169,6 +169,10 @@ def _in_place(steps: Sequence[PlanStep[Any]], program: Program[Any]) -> Iterator
                 yield after.at, before.at
 
 
+HASHED_BYTES = 64 << 20
+"""The bytes of a file that are hashed at a time: a thread beside the search waits for its turn after each part."""
+
+
 def model_record(path: str | Path) -> ModelRecord:
     """Return the record of a model file.
 
@@ -177,8 +181,11 @@ def model_record(path: str | Path) -> ModelRecord:
     """
     found = Path(path).resolve()
     try:
+        digest = hashlib.sha256()
         with open_file(found) as stream:
-            return ModelRecord(str(found), hashlib.file_digest(stream, "sha256").hexdigest())
+            while chunk := stream.read(HASHED_BYTES):
+                digest.update(chunk)
+        return ModelRecord(str(found), digest.hexdigest())
     except OSError as error:
         raise ModelError(f"it can't be read: {error.strerror}", where=str(path)) from error
 
