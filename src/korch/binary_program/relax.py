@@ -79,10 +79,12 @@ class Relaxer:
         self.constraints: list[pywraplp.Constraint] = self.solver.constraints()
         self._costs_ns: list[int] = [0] * len(program.problem.kernels)
         self._forbidden: frozenset[int] = frozenset()
+        self._last: Relaxation | None = None  # the optimal result for these costs and kernels
 
     def _load_new_rows(self) -> None:
         if len(self.program.rows) != len(self.matrix.least):
             self.matrix = Matrix.of(self.program)
+            self._last = None
         infinity = self.solver.infinity()
         for row in self.program.rows[len(self.constraints) :]:
             most = row.least if row.is_equal else infinity
@@ -99,6 +101,8 @@ class Relaxer:
         """
         self._load_new_rows()
         objective, forbidden = self.solver.Objective(), frozenset(forbidden)
+        if self._last is not None and self._forbidden == forbidden and self._costs_ns == costs_ns:
+            return self._last
         for k, (before_ns, cost_ns) in enumerate(zip(self._costs_ns, costs_ns, strict=True)):
             if before_ns != cost_ns:
                 objective.SetCoefficient(self.variables[k], cost_ns)
@@ -108,9 +112,12 @@ class Relaxer:
         objective.SetMinimization()
         self.solver.SetTimeLimit(max(1, int(1000 * seconds)))
         duals = np.zeros(len(self.constraints))
-        if self.solver.Solve() in (pywraplp.Solver.OPTIMAL, pywraplp.Solver.FEASIBLE):
+        status = self.solver.Solve()
+        if status in (pywraplp.Solver.OPTIMAL, pywraplp.Solver.FEASIBLE):
             duals = np.array([constraint.dual_value() for constraint in self.constraints])
-        return safe_bound(self.program, costs_ns, forbidden, duals, self.matrix)
+        found = safe_bound(self.program, costs_ns, forbidden, duals, self.matrix)
+        self._last = found if status == pywraplp.Solver.OPTIMAL else None
+        return found
 
 
 def _model(program: Formulation) -> MPModelProto:
