@@ -86,10 +86,16 @@ class Constant:
         return hash(self.digest)
 
 
+ROWS = 32
+"""The rows of a transposed matrix that are copied at a time: what the caches keep of it then has the next ones."""
+
+
 @once_per_array
 def _in_order(array: Array) -> Array:
     """Return a read-only copy whose elements lie in order."""
-    found = np.ascontiguousarray(array)
+    found = np.empty(array.shape, array.dtype)
+    for first in range(0, len(array), ROWS):
+        found[first : first + ROWS] = array[first : first + ROWS]
     protect(found)
     return found
 
