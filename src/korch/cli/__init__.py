@@ -3,9 +3,12 @@
 Exit codes: 0 success, 1 error, 2 wrong usage, 130 interrupted. Results go to stdout, progress goes to stderr.
 """
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
+
+from korch.system.settings import few_collections
 
 __all__ = ["main"]
 
@@ -14,12 +17,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     _open_standard_streams()
     try:
-        from korch.cli.command import run_command  # here, because the imports take a while and may be interrupted
+        with few_collections():  # also while modules are imported
+            from korch.cli.command import run_command  # here, because the imports take a while and may be interrupted
 
-        return run_command(arguments)
+            return run_command(arguments)
     except KeyboardInterrupt:
         print("korch: interrupted; measurements are kept, and the same command continues from them", file=sys.stderr)
         return 130
+    finally:
+        if arguments is None:
+            gc.freeze()  # the process ends: no garbage must be found among the objects of a search
 
 
 def _open_standard_streams() -> None:
