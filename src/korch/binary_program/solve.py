@@ -254,6 +254,8 @@ class _Search:
         delta_ns = _level(levels_ns, size)
         while not self._is_done():
             self._improve(usable & (slack_ns <= delta_ns))
+            if self._is_done():
+                return
             answer, delta_ns = self._restricted(relaxation, usable, delta_ns)
             everything = bool((slack_ns[usable] <= delta_ns).all())
             outside_ns = relaxation.bound_ns + delta_ns
@@ -334,14 +336,14 @@ class _Search:
 
     def _cp_sat(self, alive: npt.NDArray[np.bool_], seconds: float) -> _Answer:
         """Solve the program over some variables; the others are 0."""
-        model, variables = _load(self.owner.program, alive, self.owner.relaxer.matrix)
-        terms = [(k, cost) for k, cost in enumerate(self.costs_ns) if alive[k]]
-        model.minimize([variables[k] for k, _ in terms], [c for _, c in terms])
+        model, kept = _load(self.owner.program, alive, self.owner.relaxer.matrix)
+        kernels = kept[: np.searchsorted(kept, len(self.costs_ns))].tolist()
+        model.minimize(range(len(kernels)), [self.costs_ns[k] for k in kernels])
         if self.best is not None:
             hinted = set(self.best)
-            if all(alive[k] for k in hinted):
-                for k, _ in terms:
-                    model.hint(variables[k], k in hinted)
+            if hinted.issubset(kernels):
+                for variable, k in enumerate(kernels):
+                    model.hint(variable, k in hinted)
         parameters = {
             "num_workers": self.limits.solver_workers,
             "random_seed": self.limits.seed,
@@ -356,35 +358,37 @@ class _Search:
         bound_ns = max(0, int(np.ceil(found.bound - 1e-6)))
         if not found.values:
             return _Answer(None, bound_ns, False)
-        chosen = tuple(k for k, _ in terms if found.values[variables[k]])
+        chosen = tuple(k for k, value in zip(kernels, found.values, strict=False) if value)
         if found.status is CpStatus.OPTIMAL and not self.gap:
             bound_ns = sum(self.costs_ns[k] for k in chosen)
         return _Answer(chosen, bound_ns, False)
 
 
-def _load(program: Formulation, alive: npt.NDArray[np.bool_], matrix: Matrix) -> tuple[CpSatModel, dict[int, int]]:
-    """Return the program over some of its variables as a CP-SAT model, and the numbers of these variables there.
+def _load(
+    program: Formulation, alive: npt.NDArray[np.bool_], matrix: Matrix
+) -> tuple[CpSatModel, npt.NDArray[np.int64]]:
+    """Return the program over some of its variables as a CP-SAT model, and these variables in order.
 
-    `alive`: bool[variable]: the variables to load; the others are 0. `matrix`: the program's first rows; rows that were
-    added later are not in it.
+    `alive`: bool[variable]: the variables to load; the others are 0. `matrix`: the program's rows, or the first ones.
     """
-    model = CpSatModel()
-    variables = {int(j): model.variable(0, program.most[j]) for j in np.flatnonzero(alive)}
-    counts = np.zeros(len(program.rows), np.int64)
-    counts[len(matrix.least) :] = 1
-    np.add.at(counts, matrix.rows, alive[matrix.columns])
-    for row, count in zip(program.rows, counts.tolist(), strict=True):
-        if not count and (row.least == 0 or (row.least < 0 and not row.is_equal)):
-            continue  # no variable is left: the row is 0 = 0, or 0 ≥ a number that is not positive
-        columns, factors = [], []
-        for column, factor in zip(row.columns, row.coefficients, strict=True):
-            if column in variables:
-                columns.append(variables[column])
-                factors.append(factor)
-        if not row.is_equal and row.least <= 0 and all(factor > 0 for factor in factors):
-            continue
-        model.add(columns, factors, row.least, row.least if row.is_equal else MOST)
-    return model, variables
+    if len(matrix.least) != len(program.rows):
+        matrix = Matrix.of(program)
+    model, kept, count = CpSatModel(), np.flatnonzero(alive), len(program.rows)
+    number = np.cumsum(alive) - 1
+    for j in kept.tolist():
+        model.variable(0, program.most[j])
+    inside = alive[matrix.columns]
+    rows, factors = matrix.rows[inside], matrix.factors[inside]
+    ends = np.cumsum(np.bincount(rows, minlength=count))
+    begins = np.concatenate([[0], ends[:-1]])
+    # A row that holds whatever the variables are is left out, also the row 0 = 0.
+    is_open = np.bincount(rows, factors < 0, count) > 0
+    has_effect = np.where(matrix.is_equal, (ends > begins) | (matrix.least != 0), (matrix.least > 0) | is_open)
+    columns, numbers = number[matrix.columns[inside]].tolist(), factors.tolist()
+    for i in np.flatnonzero(has_effect).tolist():
+        begin, end, row = begins[i], ends[i], program.rows[i]
+        model.add(columns[begin:end], numbers[begin:end], row.least, row.least if row.is_equal else MOST)
+    return model, kept
 
 
 def _cycles(problem: Problem, waiting: Sequence[int]) -> list[list[Port]]:
