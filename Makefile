@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 # Python compiles a module when it is first imported; most modules of dependencies never are.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 EXTRAS := onnxruntime,openvino,farm,test
+# Requirements of pyproject.toml, as words.
+required = $(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))$(1))'
 # Further extras are installed by the package's name, which pip finds installed: -e would build it again.
 PACKAGE := korch-compiler
 STAMP := $(VENV)/.installed
@@ -20,9 +22,13 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: docs web wheel test-web demo test tests test-torch test-cuda test-torch-cuda check bench size clean conformance bench-smoke fuzz
 .DELETE_ON_ERROR:
 
-$(STAMP): pyproject.toml
+$(VENV)/pyvenv.cfg:
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) -e '.[$(EXTRAS)]'
+
+# What builds the package is a dependency of its tests, too: it is unpacked once.
+$(STAMP): pyproject.toml | $(VENV)/pyvenv.cfg
+	$(INSTALL) $$($(call required,["build-system"]["requires"]))
+	$(INSTALL) --no-build-isolation -e '.[$(EXTRAS)]'
 	@touch $@
 
 build/candy.onnx: $(STAMP) benchmarks/models/candy.py benchmarks/models/writer.py
@@ -49,6 +55,11 @@ test: check tests
 
 tests: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/pytorch --ignore tests/cuda --ignore tests/gpu --ignore tests/web
+
+# PyTorch and Triton alone, which take as long as all the rest: .ci/run unpacks them at the same time.
+build/torch: pyproject.toml | $(VENV)/pyvenv.cfg
+	$(INSTALL) --no-deps --prefix $(CURDIR)/$@ '$(TORCH)' $$($(call required,["project"]["optional-dependencies"]["test-cuda"]))
+	@touch $@
 
 # PyTorch first and alone: whichever build it is, it is kept.
 $(TORCH_STAMP): $(STAMP)
