@@ -97,7 +97,7 @@ def _won(report: Report) -> list[str]:
 
 def _found(report: Report) -> str:
     """Return the result of the search; without a gap if some kernels of the plan were not measured."""
-    bound = f"bound {milliseconds(report.lower_bound_ms)}" if report.lower_bound_ms else "no bound"
+    bound = f"bound {milliseconds(report.lower_bound_ms)}"
     if report.doubt:
         bound += f" (which may be too high: {report.doubt})"
     if report.untimed:

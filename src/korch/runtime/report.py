@@ -220,7 +220,7 @@ class Report:
     Attributes:
         status: what is proven about the search's plan; "" if nothing is known of a search.
         predicted_ms: the sum of the costs of that plan's kernels.
-        lower_bound_ms: the lower bound of the cost of any plan; 0 if there was no time to prove one.
+        lower_bound_ms: the lower bound of the cost of any plan.
         doubt: why that bound may be too high; "" if nothing speaks for it.
         gap: (predicted_ms - lower_bound_ms) / predicted_ms; None if kernels were not measured.
         calibrated_ms: the lower bound, and `calibrated_gap` the gap, if no unmeasured kernel undercuts its calibrated

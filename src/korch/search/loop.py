@@ -10,7 +10,6 @@ The only state of the loop is the set of plans that it has tried. The costs of c
 answers are in the ledger (`price`), and what to measure is computed from both (`propose`).
 """
 
-import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -33,7 +32,6 @@ ESTIMATE_ROUNDS = 5  # rounds in which estimates choose the candidates to measur
 LEAST_IMPROVEMENT = 0.0005  # share of a plan's cost that measuring a candidate must be expected to gain in these rounds
 NOTICEABLE = 0.002  # share of a plan's cost that a round must gain to count for `patience`
 ROUND_SECONDS = 4.0  # time of one solve of a round
-EXPLORE_SHARE = 0.1  # share of the time that is left for one solve by estimates
 ESTIMATE_GAP = 0.01  # gap at which a solve by estimates ends
 CALIBRATED_GAP = 0.02  # gap to the calibrated bound at which no more candidates are measured for it
 RUNNER_UP = 1.1  # the second plan is validated too if it costs at most this many times the best
@@ -257,15 +255,13 @@ class Search:
         """Return the best plan according to estimates, and other candidates that are worth measuring.
 
         Args:
-            seconds: time limit of the solve; if not given, half of `ROUND_SECONDS`, but at most `EXPLORE_SHARE` of
-                the time that is left: the first tenths of a second bring nearly all.
+            seconds: time limit of the solve; half of `ROUND_SECONDS` if not given.
             gap: the relative gap at which the solve may stop; `ESTIMATE_GAP` if not given.
         """
         estimates = estimates_ns(self.ledger, self.candidates)
-        if seconds is None:
-            left_s = self.ledger.left_s(self.questions.deadline)
-            seconds = min(ROUND_SECONDS / 2, math.inf if left_s is None else EXPLORE_SHARE * left_s)
-        plan = self._solve(estimates, None, seconds, ESTIMATE_GAP if gap is None else gap)
+        plan = self._solve(
+            estimates, None, ROUND_SECONDS / 2 if seconds is None else seconds, ESTIMATE_GAP if gap is None else gap
+        )
         self.expected_ns = plan.certificate.objective_ns
         unknown = unmeasured(self.ledger, self.candidates, plan.kernels)
         least_ns = LEAST_IMPROVEMENT * (plan.certificate.objective_ns or 0)
@@ -317,15 +313,14 @@ class Search:
         return self._result(found.stopped_by_budget)
 
     def end(self) -> Orchestration:
-        """Return the best plan; nothing more is measured. A plan of measured kernels gets the relaxation's bound.
+        """Return the best plan with the relaxation's bound; nothing more is measured.
 
         Raises:
             InfeasibleError: there is no plan.
         """
         self.combine_measured()
-        best, prices = self.best, price(self.ledger, self.candidates)
-        if best is not None and all(prices.is_measured[k] for k in best.kernels):
-            self.bound_ns = self.questions.relax(prices.costs_ns, LEAST_PROOF_SECONDS)[0]
+        costs_ns = price(self.ledger, self.candidates).costs_ns
+        self.bound_ns = self.questions.relax(costs_ns, LEAST_PROOF_SECONDS)[0]
         self._report()
         return self._result(stopped=True)
 
