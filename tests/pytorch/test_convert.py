@@ -51,9 +51,15 @@ class Zeros(torch.nn.Module):
         return 1 / torch.where(x > 0, -0.0, 1.0), 1 / torch.where(x > 0, 0.0, x)
 
 
+class Numbers(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return 1e60 * x, x + 0.1, x.clamp(0.1, 0.7), (2**53 - 1) * x
+
+
 @pytest.mark.filterwarnings("ignore")
-def test_zeros_of_both_signs_are_different_constants() -> None:
-    x = torch.tensor([1.0, -1.0])
-    found = ReferenceEvaluator(export_module(Zeros().eval(), (x,)).model.proto).run(None, {"x": x.numpy()})
-    for ours, theirs in zip(found, Zeros()(x), strict=True):
+@pytest.mark.parametrize("module", [Zeros(), Numbers()], ids=["zeros of both signs", "all digits of float64"])
+def test_constants_are_the_numbers_of_the_module(module: Any) -> None:
+    x = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    found = ReferenceEvaluator(export_module(module.eval(), (x,)).model.proto).run(None, {"x": x.numpy()})
+    for ours, theirs in zip(found, module(x), strict=True):
         np.testing.assert_array_equal(ours, theirs.numpy())

@@ -100,13 +100,21 @@ def _decompositions(translated: frozenset[Any]) -> Mapping[Any, Callable[..., An
 
 def _translations() -> dict[Any, Any]:
     """Return functions that write ONNX nodes, by PyTorch operator: those that the exporter lacks."""
-    from onnxscript import opset20
+    from onnxscript import ir, opset20
+    from onnxscript.function_libs.torch_lib.ops import core
 
     def sample(x: Any, grid: Any, mode: int, padding: int, align_corners: bool) -> Any:
         kind, side = ("linear", "nearest")[mode], ("zeros", "border", "reflection")[padding]
         return opset20.GridSample(x, grid, mode=kind, padding_mode=side, align_corners=int(align_corners))
 
-    return {torch.ops.aten.grid_sampler_3d.default: sample, **translations()}
+    def scalar(s: Any, dtype: int = -1) -> Any:
+        """Keep all digits of a number in float64: the exporter rounds it to float32 first."""
+        if dtype == ir.DataType.DOUBLE and isinstance(s, int | float):
+            return opset20.Constant(value=ir.tensor(s, ir.DataType.DOUBLE))
+        return core.aten_scalar_tensor(s, dtype)
+
+    aten = torch.ops.aten
+    return {aten.grid_sampler_3d.default: sample, aten.scalar_tensor.default: scalar, **translations()}
 
 
 def _simplify(model: Any) -> None:
