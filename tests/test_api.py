@@ -15,7 +15,7 @@ import pytest
 import korch
 from benchmarks.models import build
 from korch.candidate.candidate import Candidate
-from korch.errors import InaccurateError, InputError, ModelError, OptionError
+from korch.errors import InaccurateError, InputError, ModelError, OptionError, UnknownSizeError
 from korch.measure.cpu import CpuMeter
 from tests.support.models import parsed
 
@@ -251,7 +251,13 @@ def test_an_executable_with_parts_on_the_host_takes_arrays_as_others_do(cache_fo
 
 def test_sizes_that_are_assumed_are_fixed_with_an_error_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     bound: list[Any] = []
-    monkeypatch.setattr("korch.api._Job._bound", lambda self, bindings: bound.extend(bindings))
+
+    def note(_: Any, bindings: Sequence[Any]) -> None:
+        if not bindings[0]:
+            raise UnknownSizeError("n has no size")
+        bound.extend(bindings)
+
+    monkeypatch.setattr("korch.api._Job._bound", note)
     model = parsed("(float[n,6] x) => (float[n,6] y) { y = Relu(x) }")
     for error in (0.0, 1e-2):
         korch.optimize(model, error=error, progress=False)
