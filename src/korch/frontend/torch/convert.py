@@ -107,7 +107,7 @@ def _translations() -> dict[Any, Any]:
         kind, side = ("linear", "nearest")[mode], ("zeros", "border", "reflection")[padding]
         return opset20.GridSample(x, grid, mode=kind, padding_mode=side, align_corners=int(align_corners))
 
-    def scalar(s: Any, dtype: int = -1) -> Any:
+    def scalar(s: Any, dtype: int = -1, layout: str = "", device: str = "", pin_memory: bool = False) -> Any:
         """Keep all digits of a number in float64: the exporter rounds it to float32 first."""
         if dtype == ir.DataType.DOUBLE and isinstance(s, int | float):
             return opset20.Constant(value=ir.tensor(s, ir.DataType.DOUBLE))
