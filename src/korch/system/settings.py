@@ -5,8 +5,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from threadpoolctl import threadpool_limits
-
 
 class Setting:
     """A setting that is changed while at least one body runs with it."""
@@ -41,5 +39,13 @@ few_collections = Setting(_collect_rarely)
 """Makes Python's garbage collector run rarely: a search makes millions of long-lived objects and hardly any cycles of
 references, so that frequent collections take time and free nothing."""
 
-one_blas_thread = Setting(lambda: threadpool_limits(1, user_api="blas").restore_original_limits)
+
+def _use_one_blas_thread() -> Callable[[], None]:
+    from threadpoolctl import threadpool_limits  # here, because every command imports this module
+
+    restore: Callable[[], None] = threadpool_limits(1, user_api="blas").restore_original_limits
+    return restore
+
+
+one_blas_thread = Setting(_use_one_blas_thread)
 """Gives NumPy's products of matrices one thread each."""
