@@ -57,12 +57,14 @@ class _Channels:
         with np.errstate(all="ignore"):
             return np.asarray(self.weights * self._factor(vector, axis))
 
-    def fit(self, vector: Array, axis: int, dtype: DType) -> bool:
-        """Return whether scaled weights are finite in a type, and the largest one of each channel still normal."""
+    def scaled_in(self, dtype: DType, vector: Array, axis: int) -> Array | None:
+        """Return scaled weights if all are finite in a type, and the largest one of each channel still normal."""
         largest = np.abs(self.weights).max(axis=(3 - axis, 3), keepdims=True)
         largest = np.where(is_normal(largest, dtype), largest, 0)  # other channels have lost their precision before
-        is_finite = is_finite_in(self.scaled(vector, axis), dtype)
-        return is_finite and not underflows(largest, self._factor(vector, axis), dtype)
+        if underflows(largest, self._factor(vector, axis), dtype):
+            return None
+        found = self.scaled(vector, axis)
+        return found if is_finite_in(found, dtype) else None
 
     def _factor(self, vector: Array, axis: int) -> Array:
         groups = 1 if self.is_batched else self.weights.shape[0]
@@ -131,9 +133,10 @@ def _fold_after(view: View, match: FoldMatch) -> Write | RuleRefusal:
         return RuleRefusal("the unscaled value is needed too", root)
     if chain.axis not in (None, channels.axis_out):
         return RuleRefusal("the scale is not per channel", root)
-    if not channels.fit(chain.scale, 1, view.type(root).dtype):
+    weights = channels.scaled_in(view.type(root).dtype, chain.scale, 1)
+    if weights is None:
         return RuleRefusal("weights overflow or underflow", root)
-    return _folded(channels, channels.data, channels.scaled(chain.scale, 1), chain.shift if chain.has_shift else None)
+    return _folded(channels, channels.data, weights, chain.shift if chain.has_shift else None)
 
 
 def _match_before(view: View, root: Primitive) -> Iterator[FoldMatch]:
@@ -167,7 +170,8 @@ def _fold_before(view: View, match: FoldMatch) -> Write | RuleRefusal:
     if chain.has_shift and channels.is_batched and channels.weights.shape[0] != 1:
         return RuleRefusal("the shift comes before batched weights", root)
     dtype = view.type(root).dtype
-    if not channels.fit(chain.scale, 2, dtype):
+    weights = channels.scaled_in(dtype, chain.scale, 2)
+    if weights is None:
         return RuleRefusal("weights overflow or underflow", root)
     shift = None
     if chain.has_shift:
@@ -176,7 +180,7 @@ def _fold_before(view: View, match: FoldMatch) -> Write | RuleRefusal:
             shift = shifts.sum(axis=(2, 3)).reshape(-1)
         if not is_finite_in(shift, dtype):
             return RuleRefusal("a shift is not finite", root)
-    return _folded(channels, chain.base, channels.scaled(chain.scale, 2), shift)
+    return _folded(channels, chain.base, weights, shift)
 
 
 SCALE_FOLDS_INTO_LINEAR_BEFORE_IT = Rule(
