@@ -87,7 +87,7 @@ class Constant:
 
 
 ROWS = 32
-"""The rows of a transposed matrix that are copied at a time: what the caches keep of it then has the next ones."""
+"""The rows of a transposed matrix that are copied at a time: their elements lie side by side in memory."""
 
 
 @once_per_array
