@@ -20,7 +20,7 @@ from korch.schedule.attention import rows_of_block
 from korch.schedule.contraction import NotFusedError
 from korch.system.deadline import Deadline
 from korch.testing.kernels import check_offers, load_kernels, offers_of, run_kernel
-from korch.tile.analysis.registers import FEW_REGISTERS, REGISTERS
+from korch.tile.analysis.registers import usual_registers
 from tests.provider.linear_groups import Graph
 from tests.support.in_turn import InTurn, OnUnits
 
@@ -149,7 +149,7 @@ def test_a_group_begins_at_the_bytes(target):
 @pytest.mark.parametrize("blocks", [4, 5.5, 11])
 def test_rows_of_heads_are_shared_out(target, builder, rng, blocks):
     own = replace(target, threads=2)
-    group = plain((1, 3), int(blocks * REGISTERS.get(target.lanes, FEW_REGISTERS).rows), 9, 4, 5)
+    group = plain((1, 3), int(blocks * usual_registers(target.lanes).rows), 9, 4, 5)
     found = check_offers(AttentionProvider(), [group], own, builder, rng)
     assert {offer.variant.split()[0] for _, offer, _ in found} == {"task"}
 

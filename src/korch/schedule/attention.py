@@ -26,7 +26,7 @@ from korch.schedule.contraction import Layouts, NotFusedError, extent
 from korch.schedule.heads import Attention, contractions_of, emit_score
 from korch.schedule.softmax import SoftmaxRows
 from korch.system.alignment import round_up
-from korch.tile.analysis.registers import FEW_REGISTERS, REGISTERS
+from korch.tile.analysis.registers import usual_registers
 from korch.tile.ir.index import ZERO, Expr, Ranges, add, constant, scale, var
 from korch.tile.ir.passes import needed
 from korch.tile.ir.program import (
@@ -229,7 +229,7 @@ class AttentionBuilder:
         axes = (self.i, self.c, replace(self.j, is_reduced=True))
         registers = None
         if self.blocking.packing is Packing.NONE:  # values come from memory
-            registers = replace(REGISTERS.get(self.lanes, FEW_REGISTERS), fetches_b=True)
+            registers = replace(usual_registers(self.lanes), fetches_b=True)
         mix = Contract(axes, sums, weights, values, self.product, registers=registers)
         if self.is_online:
             carried = ("top", "total", "y")

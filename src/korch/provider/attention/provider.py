@@ -21,7 +21,7 @@ from korch.schedule.split_attention import program_of
 from korch.schedule.split_products import operand_components, pairs_of
 from korch.system.alignment import ceil_div
 from korch.target import Target
-from korch.tile.analysis.registers import FEW_REGISTERS, REGISTERS
+from korch.tile.analysis.registers import usual_registers
 from korch.tile.ir.growth import TextLimitError, UnprintableError
 from korch.tile.lower.staging import Machine
 
@@ -141,7 +141,7 @@ def blockings(schedule: Attentions, target: Target) -> Iterator[AttentionBlockin
             yield AttentionBlocking(rows, keys, Packing.NONE)
     if rows < LEAST_PACKED or schedule.packed_bytes > MOST_BYTES:
         return
-    together = REGISTERS.get(target.lanes, FEW_REGISTERS).rows
+    together = usual_registers(target.lanes).rows
     chunks = _chunks(schedule, target, 1, together)
     packing = Packing.STAGE if schedule.tasks * chunks % target.threads else Packing.TASK
     blocks = [n * together for n in BLOCKS_OF_ROWS]

@@ -21,7 +21,7 @@ from korch.schedule.gathered import Gathered, GatheredBlocking
 from korch.schedule.split_products import operand_components, pairs_of
 from korch.system.alignment import ceil_div, round_up
 from korch.target import Target
-from korch.tile.analysis.registers import FEW_REGISTERS, REGISTERS
+from korch.tile.analysis.registers import usual_registers
 from korch.tile.ir.program import Registers, TileProgram
 from korch.tile.lower.staging import Machine
 
@@ -114,7 +114,7 @@ def _offer(group: Group, root: Primitive, position: int, target: Target, is_spli
 def _blocking(group: Group, root: Primitive, target: Target, is_split: bool) -> GatheredBlocking:
     """Choose the sizes of blocks, assuming that the rows select all matrices about equally often."""
     (rows, terms), (matrices, _, columns) = (group.body.types[value].shape for value in root.inputs[:2])
-    usual, each = REGISTERS.get(target.lanes, FEW_REGISTERS), 2 * ceil_div(rows, matrices)
+    usual, each = usual_registers(target.lanes), 2 * ceil_div(rows, matrices)
     strip = TOGETHER if is_split else usual.vectors * target.lanes
     parts = round_up(ceil_div(columns, BLOCK_COLUMNS[is_split]), target.threads)  # threads divide each matrix
     width = min(columns, round_up(ceil_div(columns, parts), strip))

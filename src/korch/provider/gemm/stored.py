@@ -20,7 +20,7 @@ from korch.schedule.stored import FEW_ROWS, Stored, blocking_of, strips
 from korch.schedule.stored_bytes import StoredBytes, product_of
 from korch.system.alignment import ceil_div, round_up
 from korch.target import Target
-from korch.tile.analysis.registers import FEW_REGISTERS, REGISTERS, largest_of_bytes
+from korch.tile.analysis.registers import largest_of_bytes, usual_registers
 from korch.tile.ir.program import TileProgram
 from korch.tile.llvm.component_tiles import MOST_FACTOR_ROWS
 from korch.tile.lower.staging import Machine
@@ -84,7 +84,7 @@ def _sizes(group: Group, root: Primitive) -> tuple[int, int, int]:
 def _vectors(group: Group, root: Primitive, target: Target) -> tuple[tuple[Layout, ...], TileProgram]:
     """Return the layouts of the inputs, and the program for vector units."""
     rows, _, terms = _sizes(group, root)
-    registers = REGISTERS.get(target.lanes, FEW_REGISTERS)
+    registers = usual_registers(target.lanes)
     blocking = blocking_of(_attributes(root), rows, terms, target.lanes, registers)
     layouts = _layouts(group, root, blocking.strip)
     program = Stored(group, root, layouts, Machine.of(target)).program(blocking)

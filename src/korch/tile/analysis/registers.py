@@ -19,6 +19,11 @@ FEW_REGISTERS = Registers(6, 2)
 """The default for other numbers of lanes, with at least 16 registers."""
 
 
+def usual_registers(lanes: int) -> Registers:
+    """Return the default register blocking of a contraction, by number of lanes."""
+    return REGISTERS.get(lanes, FEW_REGISTERS)
+
+
 def largest_of_bytes(lanes: int, has_dot: bool) -> Registers:
     """Return the largest register blocking of a contraction of bytes, perhaps by an instruction for four products."""
     return DOT_REGISTERS[lanes] if has_dot else BYTE_REGISTERS.get(lanes, FEW_BYTE_REGISTERS)

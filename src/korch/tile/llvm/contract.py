@@ -11,7 +11,7 @@ from korch.system.alignment import ceil_div
 from korch.tile.analysis.axes import even_step, joined
 from korch.tile.analysis.fetch import FAR_BYTES
 from korch.tile.analysis.panels import in_rows, panels, strips
-from korch.tile.analysis.registers import BYTE_REGISTERS, FEW_BYTE_REGISTERS, FEW_REGISTERS, LONG_BLOCK, REGISTERS
+from korch.tile.analysis.registers import BYTE_REGISTERS, FEW_BYTE_REGISTERS, LONG_BLOCK, usual_registers
 from korch.tile.analysis.sums import Sums, batches_of, is_by_lanes, kept_guards, leaves_out, sides_of, tails_of
 from korch.tile.ir.index import Expr, Ranges, add, scale, substitute, var
 from korch.tile.ir.index import constant as number
@@ -119,7 +119,7 @@ class ContractPrinter:
         self.rows, self.columns, terms = sides_of(step)
         out, a, b = (self._side(at, env) for at in (step.out, step.a, step.b))
         self._require(terms, out, a, b)
-        usual = REGISTERS.get(self.lanes, FEW_REGISTERS)
+        usual = usual_registers(self.lanes)
         if step.product.is_of_bytes:
             usual = BYTE_REGISTERS.get(self.lanes, FEW_BYTE_REGISTERS)
         chosen = step.registers or usual
